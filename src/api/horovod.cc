@@ -1,0 +1,322 @@
+// The C interface: one engine per process, handles, and the end of all exceptions.
+#include "api/horovod.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "engine/engine.h"
+#include "engine/logging.h"
+#include "transport/arena.h"
+#include "transport/errors.h"
+
+namespace {
+
+using hvd::Engine;
+using hvd::Error;
+using hvd::InvalidError;
+using hvd::Request;
+
+thread_local std::string last_error;
+
+std::mutex engine_mutex;  // guards engine
+std::shared_ptr<Engine> engine;
+std::mutex life_cycle_mutex;  // one init or shutdown at a time
+
+std::mutex handles_mutex;  // guards handles
+std::unordered_map<hvd_handle, std::shared_ptr<Request>> handles;
+std::atomic<hvd_handle> next_handle{1};
+
+// Fork. A child must neither use nor disturb its parent's engine: it closes the descriptors, the segment is not mapped
+// in it (MADV_DONTFORK), and every call is refused. The child's handler may only do what is safe in a signal handler,
+// so what it closes is prepared here.
+std::atomic<bool> forked{false};
+constexpr int kMostDescriptors = 4096;
+int descriptors[kMostDescriptors];
+std::atomic<int> descriptor_count{0};
+
+void in_forked_child() {
+  const int count = descriptor_count.exchange(0);
+  if (count == 0) return;
+  forked = true;
+  for (int i = 0; i < count; ++i) close(descriptors[i]);
+}
+
+void remember_descriptors(const std::vector<int>& fds) {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, in_forked_child); });
+  const int count = std::min(static_cast<int>(fds.size()), kMostDescriptors);
+  std::copy_n(fds.begin(), count, descriptors);
+  descriptor_count = count;
+}
+
+hvd_status failed(hvd_status status, const std::string& text) {
+  last_error = text;
+  return status;
+}
+
+// Every function's body runs in here.
+template <typename F>
+hvd_status guarded(F&& body) noexcept {
+  try {
+    if (forked) {
+      return failed(HVD_FORKED,
+                    "Horovod can't be used in a process made by fork() after hvd.init() (a DataLoader worker, for "
+                    "example). Use it in the process that called hvd.init(), or start this one by spawn.");
+    }
+    return body();
+  } catch (const Error& error) {
+    return failed(error.status, error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(HVD_SYSTEM, "out of memory");
+  } catch (const std::exception& error) {
+    return failed(HVD_SYSTEM, error.what());
+  }
+}
+
+std::shared_ptr<Engine> current_engine() {
+  const std::lock_guard lock(engine_mutex);
+  return engine;
+}
+
+std::shared_ptr<Engine> running_engine() {
+  std::shared_ptr<Engine> running = current_engine();
+  if (!running) throw Error(HVD_NOT_INITIALIZED, "Horovod has not been initialized; use hvd.init().");
+  return running;
+}
+
+std::shared_ptr<Request> make_request(const hvd_request& from) {
+  if (from.struct_size != sizeof(hvd_request)) throw InvalidError("hvd_request: unknown size of the structure");
+  if (from.name == nullptr || from.ndim < 0 || (from.ndim > 0 && from.shape == nullptr)) {
+    throw InvalidError("hvd_request: name or shape is missing");
+  }
+  if (from.op < HVD_ALLREDUCE || from.op > HVD_BARRIER || from.dtype < HVD_UINT8 || from.dtype > HVD_BFLOAT16 ||
+      from.reduce_op < HVD_AVERAGE || from.reduce_op > HVD_PRODUCT) {
+    throw InvalidError("hvd_request: unknown operation, data type or reduction");
+  }
+  auto request = std::make_shared<Request>();
+  request->key.set = from.process_set;
+  request->key.name.assign(from.name, from.name_length);
+  request->meta.op = from.op;
+  if (from.op != HVD_BARRIER) {
+    request->meta.dtype = from.dtype;
+    request->meta.shape.assign(from.shape, from.shape + from.ndim);
+  }
+  if (from.op == HVD_ALLREDUCE) {
+    request->meta.reduce_op = from.reduce_op;
+    request->meta.prescale = from.prescale;
+    request->meta.postscale = from.postscale;
+  }
+  if (from.op == HVD_BROADCAST) request->meta.root = from.root;
+  request->input = from.input;
+  request->output = from.output;
+  request->callback = from.callback;
+  request->context = from.context;
+  return request;
+}
+
+hvd_handle keep(const std::shared_ptr<Request>& request) {
+  const hvd_handle handle = next_handle.fetch_add(1);
+  const std::lock_guard lock(handles_mutex);
+  handles.emplace(handle, request);
+  return handle;
+}
+
+std::shared_ptr<Request> find(hvd_handle handle) {
+  const std::lock_guard lock(handles_mutex);
+  const auto found = handles.find(handle);
+  if (found == handles.end()) {
+    throw InvalidError("Handle " + std::to_string(handle) + " was not created or has been cleared.");
+  }
+  return found->second;
+}
+
+hvd_status outcome(const Request& request) {
+  const hvd_status status = request.status.load();
+  return status == HVD_OK || status == HVD_PENDING ? status : failed(status, request.error);
+}
+
+int64_t to_ns(int64_t timeout_ms) { return timeout_ms < 0 ? -1 : timeout_ms * 1'000'000; }
+
+hvd::World world_of(const hvd_config& config) {
+  hvd::World world;
+  world.rank = config.rank;
+  world.size = config.size;
+  world.local_rank = config.local_rank;
+  world.local_size = config.local_size;
+  if (config.size != config.local_size || config.rank != config.local_rank) {
+    throw InvalidError("this version runs on one host: rank " + std::to_string(config.rank) + " of " +
+                       std::to_string(config.size) + " is local rank " + std::to_string(config.local_rank) + " of " +
+                       std::to_string(config.local_size));
+  }
+  if (config.rank < 0 || config.rank >= config.size) {
+    throw InvalidError("rank " + std::to_string(config.rank) + " of " + std::to_string(config.size));
+  }
+  world.host = config.host;
+  world.pids.assign(config.pids, config.pids + config.local_size);
+  std::vector<int> all;
+  for (int r = 0; r < world.size; ++r) all.push_back(r);
+  world.process_sets.push_back(all);
+  const int32_t* next = config.process_set_ranks;
+  for (int32_t s = 0; s < config.n_process_sets; ++s) {
+    std::vector<int> ranks(next, next + config.process_set_sizes[s]);
+    next += config.process_set_sizes[s];
+    const bool ascending = std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
+    if (ranks.empty() || !ascending || ranks.front() < 0 || ranks.back() >= world.size) {
+      throw InvalidError("process set " + std::to_string(s + 1) + ": ranks must be ascending, from 0 to " +
+                         std::to_string(world.size - 1));
+    }
+    world.process_sets.push_back(std::move(ranks));
+  }
+  if (world.process_sets.size() > static_cast<size_t>(hvd::Segment::kMaxSets)) {
+    throw InvalidError("at most " + std::to_string(hvd::Segment::kMaxSets - 1) + " process sets are supported");
+  }
+  return world;
+}
+
+}  // namespace
+
+const char* hvd_last_error(void) { return last_error.c_str(); }
+const char* hvd_version(void) { return HOROVOD_VERSION; }
+
+hvd_status hvd_segment_create(int32_t local_size, int32_t cache_capacity, uint64_t generation, uint64_t nonce,
+                              int* fd) {
+  return guarded([&] {
+    *fd = hvd::Segment::create(local_size, cache_capacity, generation, nonce);
+    return HVD_OK;
+  });
+}
+
+hvd_status hvd_segment_probe(int fd, uint64_t* generation, uint64_t* nonce) {
+  return guarded([&] {
+    const auto segment = hvd::Segment::map(fd);
+    *generation = segment->generation();
+    *nonce = segment->nonce();
+    return HVD_OK;
+  });
+}
+
+hvd_status hvd_init(const hvd_config* config) {
+  return guarded([&] {
+    const std::lock_guard life_cycle(life_cycle_mutex);
+    if (config->struct_size != sizeof(hvd_config)) throw InvalidError("hvd_config: unknown size of the structure");
+    if (current_engine()) throw InvalidError("Horovod is already initialized");
+    hvd::World world = world_of(*config);
+    hvd::Settings settings;
+    settings.fusion_threshold = config->fusion_threshold;
+    settings.heartbeat_timeout = config->heartbeat_timeout;
+    settings.stall_warning = config->stall_warning;
+    settings.stall_shutdown = config->stall_shutdown;
+    hvd::configure_logging(static_cast<hvd::LogLevel>(config->log_level), config->log_hide_time != 0, config->rank);
+    auto segment = hvd::Segment::map(config->segment_fd);
+    if (segment->local_size() != config->local_size || segment->cache_capacity() != config->cache_capacity) {
+      throw InvalidError("the segment was made for other settings");
+    }
+    for (size_t set = 0; set < world.process_sets.size(); ++set) {
+      const std::vector<int>& ranks = world.process_sets[set];
+      if (std::binary_search(ranks.begin(), ranks.end(), world.rank)) {
+        segment->reserve_channel(config->segment_fd, static_cast<int>(set), world.local_rank);
+      }
+    }
+    auto made = std::make_shared<Engine>(std::move(world), settings, segment, config->alive_fds, config->doorbells);
+    remember_descriptors(made->descriptors());
+    const std::lock_guard lock(engine_mutex);
+    engine = std::move(made);
+    return HVD_OK;
+  });
+}
+
+hvd_status hvd_shutdown(void) {
+  if (forked) return HVD_OK;  // nothing of the parent's engine is here
+  return guarded([&] {
+    const std::lock_guard life_cycle(life_cycle_mutex);
+    std::shared_ptr<Engine> last;
+    {
+      const std::lock_guard lock(engine_mutex);
+      last.swap(engine);
+    }
+    if (!last) return HVD_OK;
+    last->shutdown();
+    descriptor_count = 0;
+    return HVD_OK;
+  });
+}
+
+int hvd_is_initialized(void) { return !forked && current_engine() != nullptr; }
+
+hvd_status hvd_submit(const hvd_request* request, hvd_handle* handle) {
+  *handle = 0;
+  return guarded([&] {
+    const auto running = running_engine();
+    const auto made = make_request(*request);
+    running->submit(made);
+    *handle = keep(made);
+    return HVD_OK;
+  });
+}
+
+hvd_status hvd_poll(hvd_handle handle) {
+  return guarded([&] { return outcome(*find(handle)); });
+}
+
+hvd_status hvd_wait(hvd_handle handle, int64_t timeout_ms) {
+  return guarded([&] {
+    const auto request = find(handle);
+    // A request that is still pending has an engine, unless that is just being shut down; then it ends at once.
+    if (const auto running = current_engine()) running->wait(request, to_ns(timeout_ms));
+    return outcome(*request);
+  });
+}
+
+hvd_status hvd_release(hvd_handle handle) {
+  return guarded([&] {
+    const std::lock_guard lock(handles_mutex);
+    handles.erase(handle);
+    return HVD_OK;
+  });
+}
+
+hvd_status hvd_run(const hvd_request* request, int64_t timeout_ms, hvd_handle* handle) {
+  *handle = 0;
+  return guarded([&] {
+    const auto running = running_engine();
+    const auto made = make_request(*request);
+    running->run(made, to_ns(timeout_ms));
+    if (made->status.load() == HVD_PENDING) *handle = keep(made);
+    return outcome(*made);
+  });
+}
+
+void* hvd_alloc(size_t bytes) {
+  try {
+    return hvd::Arena::of_process().allocate(bytes);
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return nullptr;
+  }
+}
+
+void hvd_free(void* pointer) { hvd::Arena::of_process().free(pointer); }
+
+hvd_status hvd_get_counters(hvd_counters* counters) {
+  return guarded([&] {
+    const auto running = running_engine();
+    const hvd::Counters& c = running->counters();
+    if (counters->struct_size != sizeof(hvd_counters)) throw InvalidError("hvd_counters: unknown size");
+    *counters = {sizeof(hvd_counters),    c.requests_submitted.get(),
+                 c.requests_by_bit.get(), c.request_messages.get(),
+                 c.log_entries.get(),     c.batches.get(),
+                 c.tensors.get(),         c.bytes_in.get(),
+                 c.chunks.get(),          c.doorbells.get(),
+                 c.sleeps.get(),          c.role_changes.get(),
+                 c.log_bytes.get(),       c.cache_evictions.get(),
+                 c.stall_warnings.get()};
+    return HVD_OK;
+  });
+}

@@ -1,0 +1,37 @@
+// Broadcast: the root publishes chunk after chunk, everyone else copies them out.
+//
+//   root    wait for its slot, copy in, publish, done
+//   others  wait for the root's chunk, copy out, done
+//
+// The root runs up to kSlots chunks ahead of the slowest member.
+#include <cstring>
+
+#include "collectives/collectives.h"
+
+namespace hvd {
+
+Task broadcast(Channel& channel, const Batch& batch) {
+  const bool is_root = channel.me() == batch.root;
+  for (size_t lo = 0; lo < batch.bytes(); lo += Channel::kChunkBytes) {
+    const size_t hi = std::min(lo + Channel::kChunkBytes, batch.bytes());
+    const uint64_t s = channel.next_chunk();
+    std::byte* const chunk = channel.payload(batch.root, s, hi - lo);
+    if (is_root) {
+      for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
+      batch.for_pieces(lo, hi, [chunk](const std::byte* input, std::byte* output, size_t offset, size_t bytes) {
+        std::memcpy(chunk + offset, input, bytes);
+        if (output != input) std::memcpy(output, input, bytes);
+      });
+      channel.publish(s, hi - lo);
+    } else {
+      co_await channel.published(batch.root, s);
+      batch.for_pieces(lo, hi, [chunk](const std::byte*, std::byte* output, size_t offset, size_t bytes) {
+        std::memcpy(output, chunk + offset, bytes);
+      });
+    }
+    channel.finish(s);
+    if (hi < batch.bytes()) co_await LetOthers{};
+  }
+}
+
+}  // namespace hvd

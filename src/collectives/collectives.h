@@ -1,0 +1,17 @@
+// The collectives on shared memory, each in a file of its own. All members of the channel run the same one with the
+// same batch layout; a task refers to its arguments, which must outlive it.
+#ifndef HOROVOD_COLLECTIVES_COLLECTIVES_H_
+#define HOROVOD_COLLECTIVES_COLLECTIVES_H_
+
+#include "collectives/batch.h"
+#include "collectives/task.h"
+#include "transport/channel.h"
+
+namespace hvd {
+
+Task allreduce(Channel& channel, const Batch& batch);
+Task broadcast(Channel& channel, const Batch& batch);
+Task barrier(Channel& channel);
+
+}  // namespace hvd
+#endif  // HOROVOD_COLLECTIVES_COLLECTIVES_H_

@@ -1,0 +1,260 @@
+// Life cycle and the driver's role: who drives, who sleeps, who is woken.
+#include "engine/engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "engine/logging.h"
+
+namespace hvd {
+namespace {
+
+// Sleeping and being woken costs some 45 us of two cores; spinning longer than that would waste more than it saves.
+constexpr Nanoseconds kWaiterSpin = 50'000;
+// The background thread competes with the training itself for a core.
+constexpr Nanoseconds kBackgroundSpin = 10'000;
+constexpr int kTickMs = 1;
+constexpr int kLongestSleepMs = 1000;
+
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+void pause_core() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Engine::Engine(World world, const Settings& settings, std::shared_ptr<Segment> segment, const int* alive_fds,
+               const int* doorbells)
+    : world_(std::move(world)),
+      settings_(settings),
+      segment_(std::move(segment)),
+      doorbells_(segment_, world_.local_rank, doorbells, counters_),
+      liveness_(world_, settings_, segment_, alive_fds, doorbells_),
+      spin_(kWaiterSpin),
+      crowded_(available_cores() < world_.local_size),
+      ids_(static_cast<size_t>(segment_->cache_capacity()) + Coordinator::kUncachedIds),
+      requests_(segment_->request_lines(world_.local_rank).written, segment_->request_bytes(world_.local_rank),
+                Segment::kRequestRingBytes),
+      log_(segment_->log_lines().written, segment_->rank(world_.local_rank).log_read, segment_->log_bytes(),
+           Segment::kLogBytes),
+      executor_(
+          world_, segment_, doorbells_, counters_, [this](int peer) { return liveness_.gone(peer); },
+          [this](Executor::Requests requests, const std::exception_ptr& error) {
+            batch_ended(std::move(requests), error);
+          }),
+      known_gone_(static_cast<size_t>(world_.local_size)) {
+  if (world_.is_coordinator()) {
+    coordinator_ = std::make_unique<Coordinator>(world_, settings_, segment_, doorbells_, counters_,
+                                                 [this](int set) { return executor_.busy(set); });
+  }
+  segment_->rank(world_.local_rank).state.store(kAlive);
+  background_thread_ = std::thread(&Engine::background, this);
+}
+
+Engine::~Engine() { shutdown(); }
+
+std::vector<int> Engine::descriptors() const {
+  std::vector<int> all = liveness_.descriptors();
+  all.insert(all.end(), doorbells_.fds().begin(), doorbells_.fds().end());
+  return all;
+}
+
+void Engine::shutdown() {
+  {
+    std::unique_lock lock(mutex_);
+    if (stopping_) return;
+    stopping_ = true;
+    stop_driving_ = true;
+    doorbells_.poke(Sleeper::kBackground);
+    doorbells_.poke(Sleeper::kWaiter);
+    role_free_.wait(lock, [this] { return !role_taken_; });
+    role_taken_ = true;  // for good
+  }
+  // Who leaves because of a peer says so: the others then learn of that peer, not of us.
+  if (failure_cause_ >= 0) break_down(failure_cause_);
+  complete(executor_.abandon(), HVD_SHUT_DOWN, "Horovod has been shut down.");
+  fail(HVD_SHUT_DOWN, "Horovod has been shut down.");
+  if (!broken_) segment_->rank(world_.local_rank).state.store(kDeparted);
+  doorbells_.ring_all(interest::kAll);
+  background_thread_.join();
+}
+
+// ---- Waiting --------------------------------------------------------------------------------------------------------
+
+hvd_status Engine::wait(const std::shared_ptr<Request>& request, int64_t timeout_ns) {
+  if (const hvd_status status = request->status.load(); status != HVD_PENDING) return status;
+  if (timeout_ns == 0) return HVD_PENDING;
+  std::unique_lock lock(mutex_);
+  want(*request);
+  return wait_locked(lock, request, timeout_ns);
+}
+
+hvd_status Engine::run(const std::shared_ptr<Request>& request, int64_t timeout_ns) {
+  validate(*request);
+  std::unique_lock lock(mutex_);
+  // Awake before the others can answer: they need not ring.
+  if (!role_taken_) doorbells_.disarm();
+  request->wanted = true;
+  try {
+    submit_locked(request);
+  } catch (...) {
+    if (!role_taken_ && !stopping_) {
+      role_taken_ = true;
+      release_role(Sleeper::kWaiter);
+    }
+    throw;
+  }
+  return wait_locked(lock, request, timeout_ns);
+}
+
+hvd_status Engine::wait_locked(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Request>& request,
+                               int64_t timeout_ns) {
+  const Nanoseconds deadline =
+      timeout_ns < 0 ? ~Nanoseconds{0} : settings_.now() + static_cast<Nanoseconds>(timeout_ns);
+  Waiter me{request.get(), {}, false};
+  if (!role_taken_ && !stopping_) {
+    role_taken_ = true;
+    me.has_role = true;
+    background_timeout_ms_ = liveness_.beat_interval_ms();
+  } else {
+    const auto self = waiters_.insert(waiters_.end(), &me);
+    const auto over = [&] { return me.has_role || request->status.load() != HVD_PENDING; };
+    if (timeout_ns < 0) {
+      me.wake.wait(lock, over);
+    } else {
+      me.wake.wait_for(lock, std::chrono::nanoseconds(timeout_ns), over);
+    }
+    waiters_.erase(self);
+  }
+  if (me.has_role) {
+    lock.unlock();
+    doorbells_.disarm();
+    drive(request.get(), deadline, Sleeper::kWaiter);
+    lock.lock();
+    release_role(Sleeper::kWaiter);
+  }
+  return request->status.load();
+}
+
+// With mutex_ held.
+void Engine::release_role(Sleeper who) {
+  if (stopping_) {
+    role_taken_ = false;
+    role_free_.notify_all();
+    return;
+  }
+  for (Waiter* waiter : waiters_) {
+    if (waiter->has_role || waiter->request->status.load() != HVD_PENDING) continue;
+    waiter->has_role = true;  // role_taken_ stays
+    counters_.role_changes.add();
+    waiter->wake.notify_one();
+    return;
+  }
+  const bool ticks = ticking();
+  background_timeout_ms_ = ticks ? kTickMs : liveness_.beat_interval_ms();
+  doorbells_.arm(prepare_sleep(), Sleeper::kBackground);
+  role_taken_ = false;
+  // The background thread knows its own new timeout; a waiter has to tell it.
+  if (has_news() || (ticks && who == Sleeper::kWaiter)) {
+    counters_.role_changes.add();
+    doorbells_.poke(Sleeper::kBackground);
+  }
+}
+
+// ---- Driving --------------------------------------------------------------------------------------------------------
+
+// Moves things until the request has ended, the time is over, or (background) there is nothing to move.
+void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) {
+  const bool waits = sleeper == Sleeper::kWaiter;
+  const Nanoseconds patience = waits ? spin_ : (crowded_ ? 0 : kBackgroundSpin);
+  Nanoseconds idle_since = 0;
+  for (unsigned passes = 0;; ++passes) {
+    const bool moved = progress();
+    if (until != nullptr && until->status.load() != HVD_PENDING) return;
+    if (stop_driving_) return;
+    if (moved) {
+      idle_since = 0;
+      continue;
+    }
+    if (look_after_peers()) continue;
+    // Looking at the clock costs more than a look at the flags.
+    if (idle_since != 0 && passes % 16 != 0) {
+      pause_core();
+      continue;
+    }
+    const Nanoseconds now = settings_.now();
+    if (waits && now >= deadline) return;
+    if (idle_since == 0) idle_since = now;
+    if (now - idle_since < patience) {
+      if (crowded_) sched_yield();
+      continue;
+    }
+    if (!waits) return;
+    sleep(deadline - now);
+    idle_since = 0;
+  }
+}
+
+// Sleeps with the role. An event after arming rings; one before is seen by has_news().
+void Engine::sleep(Nanoseconds longest) {
+  doorbells_.arm(prepare_sleep(), Sleeper::kWaiter);
+  if (!has_news() && !stop_driving_) {
+    counters_.sleeps.add();
+    const auto ms = static_cast<int>(std::min<Nanoseconds>(longest / 1'000'000 + 1, kLongestSleepMs));
+    liveness_.sleep(Sleeper::kWaiter, ticking() ? kTickMs : ms);
+  }
+  doorbells_.disarm();
+}
+
+uint64_t Engine::prepare_sleep() {
+  return interest::kLog | executor_.interests() | (coordinator_ ? coordinator_->prepare_sleep() : 0);
+}
+
+bool Engine::has_news() const {
+  if (broken_) return false;
+  if (!log_.empty() || executor_.can_move()) return true;
+  if (coordinator_ && coordinator_->has_news()) return true;
+  for (int r = 0; r < world_.local_size; ++r) {
+    if (!known_gone_[static_cast<size_t>(r)] && liveness_.gone(r)) return true;
+  }
+  return false;
+}
+
+bool Engine::ticking() const { return (coordinator_ && coordinator_->ticking()) || outbox_waits_; }
+
+void Engine::background() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    const int timeout_ms = std::min(background_timeout_ms_, liveness_.beat_interval_ms());
+    lock.unlock();
+    const bool ended = liveness_.sleep(Sleeper::kBackground, timeout_ms);
+    const bool given_up = liveness_.beat();
+    lock.lock();
+    if (stopping_) break;
+    if (role_taken_) {
+      if (ended || given_up) doorbells_.poke(Sleeper::kWaiter);
+      continue;
+    }
+    role_taken_ = true;
+    counters_.role_changes.add();
+    lock.unlock();
+    doorbells_.disarm();
+    drive(nullptr, 0, Sleeper::kBackground);
+    lock.lock();
+    counters_.sleeps.add();
+    release_role(Sleeper::kBackground);
+  }
+}
+
+}  // namespace hvd

@@ -1,0 +1,163 @@
+// The engine of one rank: takes requests, agrees with the other ranks, runs the collectives, completes the handles.
+//
+// Who drives. At any time at most one thread has the driver's role: it alone touches the executor, the log reader and
+// the coordinator. A thread that waits for a request takes the role if it is free; otherwise it sleeps until its
+// request has ended or the role is handed to it. When nobody waits the background thread takes the role for as long as
+// there is something to move. Submitting needs no role.
+//
+//   role free      the background thread is in epoll; `armed` in the segment holds its interests
+//   role taken     `armed` is zero, or holds the interests of the waiter that sleeps with the role
+//
+// Giving up the role means: arm on behalf of the background thread, look at everything once more, and poke it if there
+// is something to do. So no event is missed between two drivers, and a blocking operation with nothing else in flight
+// hands nothing over.
+//
+// Locks. mutex_ guards the name tables, the role and the waiters. The driver takes it for short looks into the tables;
+// nothing blocks under it. Lock order: mutex_ only, never two.
+//
+// When a peer is gone (it departed, died, fell silent or broke): what it had published is still used, batches that need
+// more from it fail, requests that are not in the log fail, and new ones are refused. A rank that failed a batch
+// can't keep its channels in step any more: it says so in the segment (kBroken), which makes it gone for the others.
+#ifndef HOROVOD_ENGINE_ENGINE_H_
+#define HOROVOD_ENGINE_ENGINE_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/completion_pool.h"
+#include "engine/coordinator.h"
+#include "engine/executor.h"
+#include "engine/liveness.h"
+#include "engine/messages.h"
+#include "engine/request.h"
+#include "engine/world.h"
+#include "transport/byte_ring.h"
+#include "transport/counters.h"
+#include "transport/doorbell.h"
+#include "transport/segment.h"
+
+namespace hvd {
+
+class Engine {
+ public:
+  // alive_fds and doorbells as in hvd_config. Throws Error.
+  Engine(World world, const Settings& settings, std::shared_ptr<Segment> segment, const int* alive_fds,
+         const int* doorbells);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Throws Error if the request can't even be submitted. will_wait: the caller is going to wait for it at once.
+  void submit(const std::shared_ptr<Request>& request, bool will_wait = false);
+  // HVD_PENDING if the time is over. Negative: no limit.
+  hvd_status wait(const std::shared_ptr<Request>& request, int64_t timeout_ns);
+  // submit and wait as one: takes the role before submitting, so that no other thread is woken for it.
+  hvd_status run(const std::shared_ptr<Request>& request, int64_t timeout_ns);
+  void shutdown();
+
+  const World& world() const { return world_; }
+  const Counters& counters() const { return counters_; }
+  // Every descriptor that the engine holds: for the child of a fork to close.
+  std::vector<int> descriptors() const;
+
+ private:
+  struct NameEntry {
+    int id = -1;
+    std::shared_ptr<Request> pending;
+  };
+  struct IdEntry {
+    bool live = false;
+    Key key;
+    Meta meta;
+  };
+  struct Waiter {
+    const Request* request;
+    std::condition_variable wake;
+    bool has_role = false;
+  };
+  struct Failure {
+    hvd_status status;
+    std::string text;
+  };
+
+  // Submission (engine_submit.cc). All with mutex_ held.
+  void validate(const Request& request) const;
+  void submit_locked(const std::shared_ptr<Request>& request);
+  void arrive(Request& request);
+  void send(const ToCoordinator& message, bool urgent);
+  void want(Request& request);
+
+  // The driver's role (engine.cc).
+  hvd_status wait_locked(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Request>& request,
+                         int64_t timeout_ns);
+  void release_role(Sleeper who);
+  void drive(const Request* until, Nanoseconds deadline, Sleeper sleeper);
+  void sleep(Nanoseconds deadline);
+  uint64_t prepare_sleep();
+  bool has_news() const;
+  bool ticking() const;
+  void background();
+
+  // What the driver does (engine_progress.cc).
+  bool progress();
+  bool flush_outbox();
+  bool read_log();
+  void apply(const Define& entry);
+  void apply(const Run& entry);
+  void apply(const Evict& entry);
+  void apply(const Refuse& entry);
+  void apply(const Stop& entry);
+  bool look_after_peers();
+  void batch_ended(Executor::Requests requests, const std::exception_ptr& error);
+  void complete(const Executor::Requests& requests, hvd_status status, const std::string& text);
+  void complete_locked(const std::shared_ptr<Request>& request, hvd_status status, const std::string& text);
+  void fail(hvd_status status, const std::string& text, int cause = -1);
+  void break_down(int cause);
+  Failure describe_gone(int local_rank) const;
+
+  const World world_;
+  const Settings settings_;
+  const std::shared_ptr<Segment> segment_;
+  Counters counters_;
+  Doorbells doorbells_;
+  Liveness liveness_;
+  CompletionPool completion_pool_;
+  const Nanoseconds spin_;  // how long a waiter spins before it sleeps
+  const bool crowded_;      // more ranks than cores: spin by giving the core away
+
+  mutable std::mutex mutex_;
+  bool role_taken_ = false;
+  bool stopping_ = false;
+  std::condition_variable role_free_;  // for shutdown
+  std::list<Waiter*> waiters_;
+  std::optional<Failure> failure_;
+  int failure_cause_ = -1;  // the peer because of which, as a local rank
+  std::unordered_map<Key, NameEntry, KeyHash> names_;
+  std::vector<IdEntry> ids_;
+  RingWriter requests_;
+  std::deque<Bytes> outbox_;  // messages for which the request ring had no room
+  std::atomic<bool> outbox_waits_{false};
+  int background_timeout_ms_ = 0;
+
+  std::atomic<bool> stop_driving_{false};
+
+  // The driver's own.
+  RingReader log_;
+  Executor executor_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::vector<bool> known_gone_;
+  bool broken_ = false;
+
+  std::thread background_thread_;
+};
+
+}  // namespace hvd
+#endif  // HOROVOD_ENGINE_ENGINE_H_

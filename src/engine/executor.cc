@@ -1,0 +1,133 @@
+#include "engine/executor.h"
+
+#include <algorithm>
+
+#include "collectives/collectives.h"
+
+namespace hvd {
+namespace {
+
+Task start(Channel& channel, const Batch& batch) {
+  switch (batch.op) {
+    case HVD_ALLREDUCE:
+      return allreduce(channel, batch);
+    case HVD_BROADCAST:
+      return broadcast(channel, batch);
+    case HVD_BARRIER:
+      return barrier(channel);
+    default:
+      throw Error(HVD_SYSTEM, std::string("the log asks for ") + name_of(batch.op) + ", which this version lacks");
+  }
+}
+
+}  // namespace
+
+Executor::Executor(const World& world, const std::shared_ptr<Segment>& segment, Doorbells& doorbells,
+                   Counters& counters, IsGone is_gone, Ended ended)
+    : world_(world), counters_(counters), is_gone_(std::move(is_gone)), ended_(std::move(ended)) {
+  for (size_t set = 0; set < world_.process_sets.size(); ++set) {
+    const std::vector<int>& ranks = world_.process_sets[set];
+    const auto mine = std::find(ranks.begin(), ranks.end(), world_.rank);
+    Lane lane;
+    if (mine != ranks.end()) {
+      std::vector<int> members;
+      for (const int rank : ranks) members.push_back(world_.local_of(rank));
+      lane.channel = std::make_unique<Channel>(segment, doorbells, counters, static_cast<int>(set), std::move(members),
+                                               static_cast<int>(mine - ranks.begin()));
+    }
+    lanes_.push_back(std::move(lane));
+  }
+}
+
+void Executor::add(int set, Requests requests) {
+  Lane& lane = lanes_[static_cast<size_t>(set)];
+  auto job = std::make_unique<Job>();
+  const Meta& meta = requests.front()->meta;
+  Batch& batch = job->batch;
+  batch.op = meta.op;
+  batch.dtype = meta.dtype;
+  batch.reduce_op = meta.reduce_op;
+  batch.prescale = meta.prescale;
+  batch.postscale = meta.postscale;
+  if (meta.op == HVD_BROADCAST) {
+    const std::vector<int>& ranks = world_.process_sets[static_cast<size_t>(set)];
+    batch.root = static_cast<int>(std::find(ranks.begin(), ranks.end(), meta.root) - ranks.begin());
+  }
+  for (const auto& request : requests) batch.add(request->input, request->output, request->meta.bytes());
+  counters_.batches.add();
+  counters_.tensors.add(requests.size());
+  job->requests = std::move(requests);
+  lane.queue.push_back(std::move(job));
+}
+
+bool Executor::poll() {
+  bool moved = false;
+  for (Lane& lane : lanes_) {
+    if (!lane.queue.empty() && advance(lane)) moved = true;
+  }
+  return moved;
+}
+
+// Takes the lane's first batch one step further, to its next wait, its next chunk or its end. False if it must wait.
+bool Executor::advance(Lane& lane) {
+  Job& job = *lane.queue.front();
+  std::exception_ptr error;
+  try {
+    if (!job.started) {
+      job.started = true;
+      job.task = start(*lane.channel, job.batch);
+    }
+    // The order matters: once a peer is known to be gone, all that it ever published is visible to the look after.
+    const int peer = job.task.wait().peer;
+    const bool gone = peer >= 0 && is_gone_(peer);
+    if (job.task.wait().satisfied()) {
+      job.task.resume();
+    } else if (gone) {
+      job.task.give_up();
+    } else {
+      return false;
+    }
+    if (!job.task.done()) return true;
+    error = job.task.error();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const std::unique_ptr<Job> ended = std::move(lane.queue.front());
+  lane.queue.pop_front();
+  ended->task = {};
+  ended_(std::move(ended->requests), error);
+  return true;
+}
+
+bool Executor::idle() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.queue.empty(); });
+}
+
+bool Executor::can_move() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [this](const Lane& lane) {
+    if (lane.queue.empty()) return false;
+    const Job& job = *lane.queue.front();
+    return !job.started || job.task.wait().satisfied() || is_gone_(job.task.wait().peer);
+  });
+}
+
+uint64_t Executor::interests() const {
+  uint64_t all = 0;
+  for (const Lane& lane : lanes_) {
+    if (!lane.queue.empty() && lane.queue.front()->started) all |= lane.queue.front()->task.wait().interests;
+  }
+  return all;
+}
+
+Executor::Requests Executor::abandon() {
+  Requests all;
+  for (Lane& lane : lanes_) {
+    for (const auto& job : lane.queue) {
+      for (auto& request : job->requests) all.push_back(std::move(request));
+    }
+    lane.queue.clear();
+  }
+  return all;
+}
+
+}  // namespace hvd

@@ -1,0 +1,67 @@
+// Runs the batches of the log: those of one process set one after the other, those of different sets side by side.
+//
+// Used by the driver alone. Because each set has a channel of its own and a queue of its own, and all members read the
+// same log, two ranks never wait for each other in batches of different order: overlapping sets can't deadlock.
+#ifndef HOROVOD_ENGINE_EXECUTOR_H_
+#define HOROVOD_ENGINE_EXECUTOR_H_
+
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "collectives/batch.h"
+#include "collectives/task.h"
+#include "engine/request.h"
+#include "engine/world.h"
+#include "transport/channel.h"
+
+namespace hvd {
+
+class Executor {
+ public:
+  using Requests = std::vector<std::shared_ptr<Request>>;
+  // Called for every batch that has ended; error is null if it went well.
+  using Ended = std::function<void(Requests, std::exception_ptr error)>;
+  using IsGone = std::function<bool(int local_rank)>;
+
+  Executor(const World& world, const std::shared_ptr<Segment>& segment, Doorbells& doorbells, Counters& counters,
+           IsGone is_gone, Ended ended);
+
+  // Queues a batch; requests are in the order of the log, all of one set and class.
+  void add(int set, Requests requests);
+  // Resumes what can go on. True if anything moved.
+  bool poll();
+  bool busy(int set) const { return !lanes_[static_cast<size_t>(set)].queue.empty(); }
+  bool idle() const;
+  // Whether poll() would move something.
+  bool can_move() const;
+  // Which peers' doorbells could make it so.
+  uint64_t interests() const;
+  // Drops everything and returns the requests that it belonged to.
+  Requests abandon();
+
+ private:
+  struct Job {
+    Batch batch;
+    Requests requests;
+    Task task;
+    bool started = false;
+  };
+  struct Lane {
+    std::unique_ptr<Channel> channel;  // null where this rank is not a member
+    std::deque<std::unique_ptr<Job>> queue;
+  };
+
+  bool advance(Lane& lane);
+
+  const World& world_;
+  Counters& counters_;
+  IsGone is_gone_;
+  Ended ended_;
+  std::vector<Lane> lanes_;  // by set
+};
+
+}  // namespace hvd
+#endif  // HOROVOD_ENGINE_EXECUTOR_H_

@@ -1,0 +1,74 @@
+// The records that ranks exchange: what a rank sends to the coordinator, and the entries of the log.
+//
+// Plain bytes in host order (the ranks of a host share them in memory). Every read is checked against the record's
+// length; a record that does not parse throws BadMessage, whatever is in it.
+#ifndef HOROVOD_ENGINE_MESSAGES_H_
+#define HOROVOD_ENGINE_MESSAGES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace hvd {
+
+using Bytes = std::vector<std::byte>;
+using BytesView = std::span<const std::byte>;
+
+struct BadMessage : Error {
+  explicit BadMessage(const std::string& what) : Error(HVD_SYSTEM, "a message between ranks makes no sense: " + what) {}
+};
+
+// ---- To the coordinator ----
+
+// A rank submits a name that has no cached id, or whose metadata has changed.
+struct Submit {
+  Key key;
+  Meta meta;
+  bool wanted = false;
+};
+// A rank begins to wait for a name that it submitted by such a message.
+struct Want {
+  Key key;
+};
+using ToCoordinator = std::variant<Submit, Want>;
+
+// ---- The log ----
+
+// From here on, id stands for this name with this metadata.
+struct Define {
+  uint32_t id = 0;
+  Key key;
+  Meta meta;
+};
+// Run these together, now. All have the same operation, dtype, set and factors.
+struct Run {
+  std::vector<uint32_t> ids;
+};
+// The id stands for nothing any more.
+struct Evict {
+  uint32_t id = 0;
+};
+// The ranks disagree about this name: it fails on all of them.
+struct Refuse {
+  Key key;
+  std::string text;
+};
+// Everything ends, with this error.
+struct Stop {
+  hvd_status status = HVD_STALLED;
+  std::string text;
+};
+using LogEntry = std::variant<Define, Run, Evict, Refuse, Stop>;
+
+Bytes encode(const ToCoordinator& message);
+Bytes encode(const LogEntry& entry);
+ToCoordinator decode_to_coordinator(BytesView bytes);
+LogEntry decode_log_entry(BytesView bytes);
+
+}  // namespace hvd
+#endif  // HOROVOD_ENGINE_MESSAGES_H_

@@ -1,0 +1,51 @@
+// Arithmetic on arrays: scale while copying, and fold the same range of several ranks into one.
+//
+// One table of functions per instruction set, chosen once at run time. All of them give the same bits:
+//   - The fold goes from the first source to the last. Half types are widened to float32, folded there and rounded
+//     once, to nearest even; what is too large for the type becomes infinity. No fused multiply-add.
+//   - Integers wrap in their own type.
+//   - Min and Max of a NaN and anything are NaN; of 0.0 and -0.0 they are the one that came first.
+//   - Every NaN that is computed is the quiet, positive one without payload, whatever NaN went in. Only where there
+//     is nothing to compute (one source and nothing to finish) the bytes are copied as they are.
+// Pointers need not be aligned, not even to the element. count may be 0.
+#ifndef HOROVOD_KERNELS_KERNELS_H_
+#define HOROVOD_KERNELS_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "api/horovod.h"
+
+namespace hvd {
+
+inline constexpr int kDTypes = 11;
+inline constexpr int kReduceOps = 6;
+
+// What happens to the folded value before it is rounded to the element type.
+//   floating types: value * factor
+//   integers: value / divisor toward zero if factor is 1, else trunc(double(value) * factor / divisor), saturating;
+//     NaN becomes 0
+struct Finish {
+  double factor = 1.0;
+  int64_t divisor = 1;  // positive; floating types: already part of factor
+};
+
+struct Kernels {
+  const char* name;
+  // dst[i] = src[i] * factor (integers: trunc in double, saturating). dst may equal src. Null: not supported.
+  void (*scale_copy[kDTypes])(void* dst, const void* src, size_t count, double factor);
+  // dst[i] = finish(sources[0][i] op sources[1][i] op ...). dst may equal any source. Null: not supported.
+  // HVD_AVERAGE folds as HVD_SUM: the division is in finish.
+  // HVD_BOOL (bytes 0 and 1): Sum and Max are or, Product and Min are and; finish is ignored.
+  void (*fold[kDTypes][kReduceOps])(void* dst, const void* const* sources, int n_sources, size_t count,
+                                    const Finish& finish);
+};
+
+// The best table for this processor.
+const Kernels& kernels();
+// All tables that this processor can run, the baseline first: for tests.
+std::vector<const Kernels*> all_kernels();
+
+}  // namespace hvd
+#endif  // HOROVOD_KERNELS_KERNELS_H_

@@ -1,0 +1,92 @@
+#include "transport/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "transport/errors.h"
+#include "transport/segment.h"
+
+namespace hvd {
+namespace {
+
+size_t pages(size_t bytes) { return (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage; }
+
+}  // namespace
+
+Arena& Arena::of_process() {
+  static Arena* const arena = new Arena();  // never destroyed: tensors may outlive everything
+  return *arena;
+}
+
+Arena::Arena() {
+  // Address space, not memory: as much as the machine has.
+  size_ = pages(static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  fd_ = memfd_create("horovod-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd_ < 0) throw SystemError("can't create shared pages (memfd_create)");
+  if (ftruncate(fd_, static_cast<off_t>(size_)) != 0 ||
+      fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    SystemError error("can't size the shared pages");
+    close(fd_);
+    throw error;
+  }
+  void* base = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+  if (base == MAP_FAILED) {
+    SystemError error("can't map the shared pages");
+    close(fd_);
+    throw error;
+  }
+  madvise(base, size_, MADV_DONTDUMP);
+  base_ = static_cast<std::byte*>(base);
+}
+
+void* Arena::allocate(size_t bytes) {
+  if (bytes > size_) throw SystemError("no shared pages for " + std::to_string(bytes) + " bytes", ENOMEM);
+  const size_t need = pages(bytes);
+  const std::lock_guard lock(mutex_);
+  size_t begin = 0;
+  for (const auto& [offset, length] : used_) {
+    if (offset - begin >= need) break;
+    begin = offset + length;
+  }
+  if (size_ - begin < need) throw SystemError("no shared pages for " + std::to_string(bytes) + " bytes", ENOMEM);
+  // Now, as an error, rather than later, as SIGBUS.
+  if (const int code = posix_fallocate(fd_, static_cast<off_t>(begin), static_cast<off_t>(need)); code != 0) {
+    throw SystemError("no memory for " + std::to_string(bytes) + " bytes of shared pages", code);
+  }
+  used_[begin] = need;
+  return base_ + begin;
+}
+
+void Arena::free(void* pointer) {
+  if (pointer == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  const auto found = used_.find(static_cast<size_t>(static_cast<std::byte*>(pointer) - base_));
+  if (found == used_.end()) return;
+  (void)!fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(found->first),
+                   static_cast<off_t>(found->second));
+  used_.erase(found);
+}
+
+std::optional<size_t> Arena::offset_of(const void* pointer, size_t bytes) const {
+  const auto* first = static_cast<const std::byte*>(pointer);
+  if (first < base_ || first >= base_ + size_) return std::nullopt;
+  const auto offset = static_cast<size_t>(first - base_);
+  const std::lock_guard lock(mutex_);
+  auto found = used_.upper_bound(offset);
+  if (found == used_.begin()) return std::nullopt;
+  --found;
+  if (offset + bytes > found->first + found->second) return std::nullopt;
+  return offset;
+}
+
+size_t Arena::allocated() const {
+  const std::lock_guard lock(mutex_);
+  size_t total = 0;
+  for (const auto& [offset, length] : used_) total += length;
+  return total;
+}
+
+}  // namespace hvd

@@ -1,0 +1,34 @@
+#include "transport/channel.h"
+
+namespace hvd {
+
+Channel::Channel(std::shared_ptr<Segment> segment, Doorbells& doorbells, Counters& counters, int set,
+                 std::vector<int> members, int me)
+    : segment_(std::move(segment)), doorbells_(doorbells), counters_(counters), members_(std::move(members)), me_(me) {
+  for (const int local_rank : members_) lines_.push_back(reinterpret_cast<Lines*>(segment_->channel(set, local_rank)));
+}
+
+void Channel::publish(uint64_t s, size_t bytes) {
+  counters_.chunks.add();
+  counters_.bytes_in.add(bytes);
+  lines(me_).heads[s % kSlots].sequence.store(s + 1);
+  ring(interest::published(members_[me_]));
+}
+
+void Channel::publish_reduced(uint64_t s) {
+  lines(me_).reduced.store(s + 1);
+  ring(interest::published(members_[me_]));
+}
+
+void Channel::finish(uint64_t s) {
+  lines(me_).done.store(s + 1);
+  ring(interest::finished(members_[me_]));
+}
+
+void Channel::ring(uint64_t interests) {
+  for (int m = 0; m < size(); ++m) {
+    if (m != me_) doorbells_.ring(members_[static_cast<size_t>(m)], interests);
+  }
+}
+
+}  // namespace hvd

@@ -1,0 +1,99 @@
+// How the ranks of a process set on one host exchange chunks of payload.
+//
+// Words. A *chunk* is one step of one collective; the chunks of a set are numbered 0, 1, 2, ... over its whole life,
+// the same on all members because they run the same log in the same order. Each member has kSlots *slots*; chunk s uses
+// slot s % kSlots. A slot has a head (one line) and a buffer of kChunkBytes; a payload of up to kInlineBytes rides in
+// the head itself, so that flag and payload come over in one cache line.
+//
+// Per member three counters, all written by that member alone:
+//   head[s % kSlots].sequence = s + 1   "published": my payload of chunk s may be read
+//   reduced = s + 1                     my slice of chunk s is reduced, in place in my buffer
+//   done = s + 1                        I read nothing of chunks up to s any more
+//
+// Safety: a member writes its slot for chunk s only when all members are done with chunk s - kSlots, the last one that
+// used the slot; it reads a peer's slot only between that peer's `published` and its own `done`. So nobody writes what
+// another reads. Progress: a member that waits, waits for a chunk that its peer will reach by the log alone.
+#ifndef HOROVOD_TRANSPORT_CHANNEL_H_
+#define HOROVOD_TRANSPORT_CHANNEL_H_
+
+#include <memory>
+#include <vector>
+
+#include "collectives/task.h"
+#include "transport/counters.h"
+#include "transport/doorbell.h"
+#include "transport/segment.h"
+
+namespace hvd {
+
+class Channel {
+ public:
+  static constexpr uint64_t kSlots = 4;
+  static constexpr size_t kChunkBytes = 256 << 10;
+  static constexpr size_t kInlineBytes = kLine - 16;
+
+  struct Head {
+    alignas(kLine) Flag sequence;
+    uint64_t padding;
+    std::byte payload[kInlineBytes];
+  };
+  struct Lines {
+    alignas(kLine) Flag done;
+    alignas(kLine) Flag reduced;
+    Head heads[kSlots];
+  };
+  static_assert(sizeof(Head) == kLine && sizeof(Lines) <= kPage);
+  static constexpr size_t kBytesPerRank = kPage + kSlots * kChunkBytes;
+
+  // members: local ranks, ascending; me: this rank's index among them.
+  Channel(std::shared_ptr<Segment> segment, Doorbells& doorbells, Counters& counters, int set, std::vector<int> members,
+          int me);
+
+  int size() const { return static_cast<int>(members_.size()); }
+  int me() const { return me_; }
+  // The number of the next chunk; every member calls this equally often.
+  uint64_t next_chunk() { return next_++; }
+
+  // Where a member's payload of this many bytes lies in chunk s.
+  std::byte* payload(int member, uint64_t s, size_t bytes) const {
+    Lines& lines = this->lines(member);
+    if (bytes <= kInlineBytes) return lines.heads[s % kSlots].payload;
+    return reinterpret_cast<std::byte*>(&lines) + kPage + s % kSlots * kChunkBytes;
+  }
+
+  // Before writing one's payload of chunk s: wait for this of every other member.
+  Until slot_free(int member, uint64_t s) const {
+    const uint64_t needed = s < kSlots ? 0 : s - kSlots + 1;
+    return {{&lines(member).done, needed, members_[member], interest::finished(members_[member])}};
+  }
+  Until published(int member, uint64_t s) const {
+    return {
+        {&lines(member).heads[s % kSlots].sequence, s + 1, members_[member], interest::published(members_[member])}};
+  }
+  Until reduced(int member, uint64_t s) const {
+    return {{&lines(member).reduced, s + 1, members_[member], interest::published(members_[member])}};
+  }
+  // Every member is done with chunk s.
+  Until done(int member, uint64_t s) const {
+    return {{&lines(member).done, s + 1, members_[member], interest::finished(members_[member])}};
+  }
+
+  void publish(uint64_t s, size_t bytes);
+  void publish_reduced(uint64_t s);
+  void finish(uint64_t s);
+
+ private:
+  Lines& lines(int member) const { return *lines_[static_cast<size_t>(member)]; }
+  void ring(uint64_t interests);
+
+  std::shared_ptr<Segment> segment_;
+  Doorbells& doorbells_;
+  Counters& counters_;
+  const std::vector<int> members_;
+  const int me_;
+  std::vector<Lines*> lines_;
+  uint64_t next_ = 0;
+};
+
+}  // namespace hvd
+#endif  // HOROVOD_TRANSPORT_CHANNEL_H_

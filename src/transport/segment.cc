@@ -1,0 +1,164 @@
+#include "transport/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "transport/channel.h"
+#include "transport/errors.h"
+
+namespace hvd {
+namespace {
+
+constexpr uint64_t kMagic = 0x31444F564F524F48;  // "HOROVOD1"
+constexpr uint64_t kVersion = 1;
+
+size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+template <typename T>
+T& at(std::byte* base, size_t offset) {
+  return *reinterpret_cast<T*>(base + offset);
+}
+
+}  // namespace
+
+struct Segment::Header {
+  uint64_t magic, version, generation, nonce, local_size, cache_capacity;
+};
+
+struct Segment::Layout {
+  size_t ranks, slots, slot_stride, coordinator, ready, ready_cells, requests, request_stride, log, channels,
+      channel_stride, total;
+
+  Layout(int local_size, int cache_capacity) {
+    const auto n = static_cast<size_t>(local_size);
+    const auto capacity = static_cast<size_t>(cache_capacity);
+    size_t end = kPage;
+    const auto place = [&end](size_t bytes, size_t align) {
+      const size_t begin = round_up(end, align);
+      end = begin + bytes;
+      return begin;
+    };
+    ranks = place(n * sizeof(RankLine), kLine);
+    slot_stride = round_up(sizeof(Slot) + (n + 63) / 64 * sizeof(Flag), 64);
+    slots = place(capacity * slot_stride, kLine);
+    coordinator = place(sizeof(CoordinatorLine), kLine);
+    // Each id is in the ring at most once, so a ring of as many cells as ids never overflows.
+    ready_cells = std::bit_ceil(std::max<size_t>(capacity, 1));
+    ready = place(ready_cells * sizeof(ReadyCell), kLine);
+    request_stride = sizeof(ByteRingLines) + kRequestRingBytes;
+    requests = place(n * request_stride, kLine);
+    log = place(sizeof(ByteRingLines) + kLogBytes, kLine);
+    channels = round_up(end, kPage);
+    channel_stride = Channel::kBytesPerRank * n;
+    total = channels + kMaxSets * channel_stride;
+  }
+};
+
+int Segment::create(int local_size, int cache_capacity, uint64_t generation, uint64_t nonce) {
+  if (local_size < 1) throw InvalidError("a segment needs at least one rank, not " + std::to_string(local_size));
+  if (cache_capacity < 0) throw InvalidError("the cache capacity can't be negative: " + std::to_string(cache_capacity));
+  const Layout layout(local_size, cache_capacity);
+  const int fd = memfd_create("horovod", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) throw SystemError("can't create the shared-memory segment (memfd_create)");
+  try {
+    if (ftruncate(fd, static_cast<off_t>(layout.total)) != 0) {
+      throw SystemError("can't size the shared-memory segment to " + std::to_string(layout.total) + " bytes");
+    }
+    // Reserve what every job uses. The file is otherwise sparse: the channels of unused sets cost nothing.
+    if (const int code = posix_fallocate(fd, 0, static_cast<off_t>(layout.channels)); code != 0) {
+      throw SystemError("no memory for the shared-memory segment of " + std::to_string(layout.channels) + " bytes",
+                        code);
+    }
+    void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED) throw SystemError("can't map the shared-memory segment");
+    *static_cast<Header*>(page) = {
+        kMagic, kVersion, generation, nonce, static_cast<uint64_t>(local_size), static_cast<uint64_t>(cache_capacity)};
+    munmap(page, kPage);
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+      throw SystemError("can't seal the shared-memory segment");
+    }
+  } catch (...) {
+    close(fd);
+    throw;
+  }
+  return fd;
+}
+
+std::shared_ptr<Segment> Segment::map(int fd) {
+  // A file that its owner could shrink would kill us by SIGBUS, so an unsealed one is refused.
+  const int seals = fcntl(fd, F_GET_SEALS);
+  struct stat status;
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &status) != 0 ||
+      status.st_size < static_cast<off_t>(kPage)) {
+    throw InvalidError("descriptor " + std::to_string(fd) + " is not a Horovod segment (not a sealed memfd)");
+  }
+  const auto bytes = static_cast<size_t>(status.st_size);
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (base == MAP_FAILED) {
+    throw SystemError("can't map the shared-memory segment of " + std::to_string(bytes) + " bytes");
+  }
+  // A forked child must not reach the segment: it would write into its parent's collectives.
+  madvise(base, bytes, MADV_DONTFORK);
+  madvise(base, bytes, MADV_DONTDUMP);
+  return std::shared_ptr<Segment>(new Segment(static_cast<std::byte*>(base), bytes));
+}
+
+Segment::Segment(std::byte* base, size_t bytes) : base_(base), bytes_(bytes) {
+  const auto& header = at<Header>(base_, 0);
+  constexpr uint64_t kMost = 1 << 20;
+  const bool ours = header.magic == kMagic && header.version == kVersion && header.local_size >= 1 &&
+                    header.local_size <= kMost && header.cache_capacity <= kMost;
+  local_size_ = static_cast<int>(header.local_size);
+  cache_capacity_ = static_cast<int>(header.cache_capacity);
+  if (ours) layout_ = std::make_unique<Layout>(local_size_, cache_capacity_);
+  if (!ours || layout_->total != bytes) {
+    munmap(base_, bytes_);
+    throw InvalidError("the shared memory is not a Horovod segment of this version");
+  }
+}
+
+Segment::~Segment() { munmap(base_, bytes_); }
+
+uint64_t Segment::generation() const { return at<Header>(base_, 0).generation; }
+uint64_t Segment::nonce() const { return at<Header>(base_, 0).nonce; }
+
+RankLine& Segment::rank(int local_rank) const {
+  return at<RankLine>(base_, layout_->ranks + static_cast<size_t>(local_rank) * sizeof(RankLine));
+}
+Slot& Segment::slot(int id) const {
+  return at<Slot>(base_, layout_->slots + static_cast<size_t>(id) * layout_->slot_stride);
+}
+CoordinatorLine& Segment::coordinator() const { return at<CoordinatorLine>(base_, layout_->coordinator); }
+ReadyCell& Segment::ready_cell(uint64_t ticket) const {
+  return at<ReadyCell>(base_, layout_->ready + (ticket & (layout_->ready_cells - 1)) * sizeof(ReadyCell));
+}
+ByteRingLines& Segment::request_lines(int local_rank) const {
+  return at<ByteRingLines>(base_, layout_->requests + static_cast<size_t>(local_rank) * layout_->request_stride);
+}
+std::byte* Segment::request_bytes(int local_rank) const {
+  return base_ + layout_->requests + static_cast<size_t>(local_rank) * layout_->request_stride + sizeof(ByteRingLines);
+}
+ByteRingLines& Segment::log_lines() const { return at<ByteRingLines>(base_, layout_->log); }
+std::byte* Segment::log_bytes() const { return base_ + layout_->log + sizeof(ByteRingLines); }
+
+std::byte* Segment::channel(int set, int local_rank) const {
+  return base_ + layout_->channels + static_cast<size_t>(set) * layout_->channel_stride +
+         static_cast<size_t>(local_rank) * Channel::kBytesPerRank;
+}
+
+void Segment::reserve_channel(int fd, int set, int local_rank) const {
+  const auto offset = static_cast<off_t>(channel(set, local_rank) - base_);
+  if (const int code = posix_fallocate(fd, offset, static_cast<off_t>(Channel::kBytesPerRank)); code != 0) {
+    throw SystemError("no memory for the buffers of process set " + std::to_string(set) + " (" +
+                          std::to_string(Channel::kBytesPerRank) + " bytes)",
+                      code);
+  }
+}
+
+}  // namespace hvd
