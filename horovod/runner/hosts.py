@@ -1,0 +1,184 @@
+"""Which hosts, how many slots, who gets which rank."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from horovod.runner.errors import UsageError
+
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?::(?P<slots>[0-9]+))?")
+_HOSTFILE_LINE = re.compile(
+    r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?:\s+slots\s*=\s*(?P<slots>[0-9]+))?"
+)
+_LATER = "jobs on several hosts come with a later version; this one starts workers on this machine only"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and how many workers it takes."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one worker."""
+
+    hostname: str
+    rank: int
+    local_rank: int
+    cross_rank: int
+    size: int
+    local_size: int
+    cross_size: int
+
+
+def _host(match: re.Match[str], source: str) -> Host:
+    name = match["name"]
+    if name is None:
+        name = match["address"]
+        try:
+            ipaddress.IPv6Address(name)
+        except ValueError:
+            raise UsageError(f"{source}: [{name}] is not an IPv6 address") from None
+    slots = int(match["slots"] or 1)
+    if slots < 1:
+        raise UsageError(f"{source}: {name} has no slots; at least 1 is needed")
+    return Host(name, slots)
+
+
+def _merge(hosts: Sequence[Host]) -> list[Host]:
+    """Add up the slots of a host that is named more than once."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [Host(name, count) for name, count in slots.items()]
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Read the text of -H, such as "h1:2,h2,[::1]:4". Without a number a host has one slot.
+
+    Raises:
+        UsageError: The text is something else.
+    """
+    hosts = []
+    for item in text.split(","):
+        match = _HOST.fullmatch(item.strip())
+        if match is None:
+            hint = "; an IPv6 address is written [address]:slots" if item.count(":") > 1 else ""
+            raise UsageError(f"-H: expected host:slots, such as localhost:4, got '{item.strip()}'{hint}")
+        hosts.append(_host(match, "-H"))
+    return _merge(hosts)
+
+
+def parse_hostfile(path: str) -> list[Host]:
+    """Read a file with lines "<host> slots=<n>"; without a number a host has one slot, # begins a comment.
+
+    Raises:
+        UsageError: The file can't be read or has other lines.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--hostfile: can't read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--hostfile: {path} is not a text file") from None
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        match = _HOSTFILE_LINE.fullmatch(content)
+        if match is None:
+            raise UsageError(f"--hostfile: {path}, line {number}: expected '<host> slots=<n>', got '{content}'")
+        hosts.append(_host(match, f"--hostfile: {path}, line {number}"))
+    if not hosts:
+        raise UsageError(f"--hostfile: {path} names no host")
+    return _merge(hosts)
+
+
+def _is_address_of_this_machine(family: int, address: tuple[object, ...]) -> bool:
+    """Whether a socket can be bound to an address, which is so exactly if an interface here holds it."""
+    if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
+        return False
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True
+
+
+def is_local(name: str) -> bool:
+    """Whether a host name or address is this machine.
+
+    Raises:
+        UsageError: The name can't be resolved.
+    """
+    if name.lower() in ("localhost", "127.0.0.1", "::1", socket.gethostname().lower()):
+        return True
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"unknown host {name}: {reason}; {_LATER}") from None
+    return any(_is_address_of_this_machine(family, address) for family, _, _, _, address in found)
+
+
+def assign_slots(hosts: Sequence[Host], size: int) -> list[Slot]:
+    """Give out the ranks: hosts in their order, the slots of a host one after the other, `size` workers in all.
+
+    The cross rank of a worker counts the hosts before its own that have its local rank; the cross size counts all
+    such hosts.
+
+    Raises:
+        UsageError: There are too few slots.
+    """
+    available = sum(host.slots for host in hosts)
+    if available < size:
+        named = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        raise UsageError(f"-np {size} needs {size} slots, but there are {available} ({named})")
+    used: list[tuple[str, int]] = []
+    left = size
+    for host in hosts:
+        count = min(host.slots, left)
+        if count:
+            used.append((host.name, count))
+            left -= count
+    slots: list[Slot] = []
+    for index, (name, count) in enumerate(used):
+        for local_rank in range(count):
+            slots.append(
+                Slot(
+                    hostname=name,
+                    rank=len(slots),
+                    local_rank=local_rank,
+                    cross_rank=sum(other > local_rank for _, other in used[:index]),
+                    size=size,
+                    local_size=count,
+                    cross_size=sum(other > local_rank for _, other in used),
+                )
+            )
+    return slots
+
+
+def local_slots(hosts: Sequence[Host], size: int) -> list[Slot]:
+    """As `assign_slots`, for a job on this machine.
+
+    Raises:
+        UsageError: A host is not this machine, or the job would span several.
+    """
+    for host in hosts:
+        if not is_local(host.name):
+            raise UsageError(f"{host.name} is not this machine; {_LATER}")
+    slots = assign_slots(hosts, size)
+    names = list(dict.fromkeys(slot.hostname for slot in slots))
+    if len(names) > 1:
+        raise UsageError(f"-np {size} takes slots of several hosts ({', '.join(names)}); {_LATER}")
+    return slots

@@ -1,0 +1,170 @@
+"""horovodrun: options -> checks -> job -> exit code.
+
+Exit codes: 0 all workers ended with 0; otherwise that of the first worker to fail, 128+n if signal n ended it or was
+sent to the launcher; 2 for input that can't be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from horovod.runner import options, tunables
+from horovod.runner.errors import UsageError
+from horovod.runner.hosts import Host, local_slots, parse_hostfile, parse_hosts
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse horovodrun's command line and configuration file and check everything that can be checked early.
+
+    Args:
+        argv: The arguments; those of this process if None.
+
+    Raises:
+        UsageError: They can't be used.
+    """
+    args = options.make_parser().parse_args(argv)
+    if args.version or args.check_build:
+        return args
+    if args.command[:1] == ["--"]:
+        del args.command[0]
+    if args.config_file is not None:
+        from horovod.runner.config_file import read_config_file
+
+        settings, controller = read_config_file(args.config_file)
+        tunables.apply_settings(args, settings)
+        if controller == "mpi" and not (args.use_gloo or args.use_jsrun):
+            args.use_mpi = True
+    tunables.check_tunables(args)
+    options.check_available(args)
+    if args.num_proc is None:
+        raise UsageError("the number of processes is missing: -np N (see horovodrun --help)")
+    if not args.command:
+        raise UsageError("the command to start is missing: horovodrun -np N COMMAND [ARG...]")
+    if shutil.which(args.command[0]) is None:
+        raise UsageError(f"command not found, or not executable: {args.command[0]}")
+    interfaces = [name for _, name in socket.if_nameindex()]
+    for name in args.nics or ():
+        if name not in interfaces:
+            raise UsageError(f"--network-interfaces: there is no {name} here (there are: {', '.join(interfaces)})")
+    return args
+
+
+def check_build(verbose: bool = False) -> None:
+    """Print which frameworks, controllers and tensor operations there are."""
+    from horovod.runner.check_build import build_report
+
+    print(build_report())
+    if verbose:
+        print(f"\nInstalled in {Path(__file__).parent.parent}, Python {sys.version.split()[0]}")
+
+
+def _open_copies(directory: str, size: int) -> list[tuple[BinaryIO, BinaryIO]]:
+    """The files of --output-filename, by rank."""
+    width = len(str(size - 1))
+    copies: list[tuple[BinaryIO, BinaryIO]] = []
+    try:
+        for rank in range(size):
+            folder = Path(directory) / f"rank.{rank:0{width}}"
+            folder.mkdir(parents=True, exist_ok=True)
+            stdout, stderr = (open(folder / name, "wb", buffering=0) for name in ("stdout", "stderr"))  # noqa: SIM115
+            copies.append((stdout, stderr))
+    except OSError as error:
+        raise UsageError(f"--output-filename: can't write {error.filename}: {error.strerror}") from None
+    return copies
+
+
+def _grace_seconds(default: float) -> float:
+    text = os.environ.get("HOROVOD_GRACE_SECONDS", "")
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"HOROVOD_GRACE_SECONDS must be a number of seconds, not '{text}'")
+    return seconds
+
+
+def run_job(args: argparse.Namespace) -> int:
+    """Run the job that the arguments describe.
+
+    Returns:
+        The launcher's exit code.
+
+    Raises:
+        UsageError: It can't be started as described.
+    """
+    from horovod.runner import job
+    from horovod.runner.environment import worker_environments
+    from horovod.runner.supervisor import run_supervised
+
+    def tell(text: str) -> None:
+        if args.verbose:
+            print(text, file=sys.stderr)
+
+    tell("Filtering local host names.")
+    if args.hostfile is not None:
+        hosts = parse_hostfile(args.hostfile)
+    elif args.hosts is not None:
+        hosts = parse_hosts(args.hosts)
+    else:
+        hosts = [Host("localhost", args.num_proc)]
+    slots = local_slots(hosts, args.num_proc)
+    tell(f"All hosts are local, starting {args.num_proc} of {sum(host.slots for host in hosts)} slots.")
+    exported = options.exported_variables(args)
+    for variable, value in exported.items():
+        tell(f"Setting {variable}={value}.")
+    plan = job.JobPlan(
+        command=args.command,
+        slots=slots,
+        environments=worker_environments(slots, exported),
+        copies=[] if args.output_filename is None else _open_copies(args.output_filename, args.num_proc),
+        timestamps=args.prefix_output_with_timestamp,
+        verbose=args.verbose,
+        grace_seconds=_grace_seconds(job.GRACE_SECONDS),
+    )
+    return run_supervised(lambda launcher_pidfd, mask: job.LocalJob(plan, launcher_pidfd, mask).run())
+
+
+def _open_closed_streams() -> None:
+    """Put /dev/null where a standard stream is closed: other files would take its number."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # The lowest free number, so this one.
+
+
+def run_commandline() -> None:
+    """Be `horovodrun`; ends the process."""
+    _open_closed_streams()
+    try:
+        args = parse_args()
+        if args.version:
+            from horovod.runner.check_build import version
+
+            print(version())
+            code = 0
+        elif args.check_build:
+            check_build(args.verbose)
+            code = 0
+        else:
+            code = run_job(args)
+    except UsageError as error:
+        print(f"horovodrun: {error}", file=sys.stderr)
+        code = 2
+    except OSError as error:
+        print(f"horovodrun: the job could not be run: {error}", file=sys.stderr)
+        code = 1
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    run_commandline()
