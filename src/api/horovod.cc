@@ -25,12 +25,14 @@ using hvd::Request;
 
 thread_local std::string last_error;
 
-std::mutex engine_mutex;  // guards engine
-std::shared_ptr<Engine> engine;
-std::mutex life_cycle_mutex;  // one init or shutdown at a time
+// What lives as long as the process is never destroyed: at exit other threads, or the child of a fork, may still use
+// it.
+std::mutex& engine_mutex = *new std::mutex;  // guards engine
+std::shared_ptr<Engine>& engine = *new std::shared_ptr<Engine>;
+std::mutex& life_cycle_mutex = *new std::mutex;  // one init or shutdown at a time
 
-std::mutex handles_mutex;  // guards handles
-std::unordered_map<hvd_handle, std::shared_ptr<Request>> handles;
+std::mutex& handles_mutex = *new std::mutex;  // guards handles
+auto& handles = *new std::unordered_map<hvd_handle, std::shared_ptr<Request>>;
 std::atomic<hvd_handle> next_handle{1};
 
 // Fork. A child must neither use nor disturb its parent's engine: it closes the descriptors, the segment is not mapped
@@ -224,7 +226,8 @@ hvd_status hvd_init(const hvd_config* config) {
         segment->reserve_channel(config->segment_fd, static_cast<int>(set), world.local_rank);
       }
     }
-    auto made = std::make_shared<Engine>(std::move(world), settings, segment, config->alive_fds, config->doorbells);
+    auto made = std::make_shared<Engine>(std::move(world), settings, segment, config->alive_fds, config->doorbells,
+                                         config->arena_fds);
     remember_descriptors(made->descriptors());
     const std::lock_guard lock(engine_mutex);
     engine = std::move(made);
@@ -302,6 +305,15 @@ void* hvd_alloc(size_t bytes) {
   }
 }
 
+int hvd_arena_fd(void) {
+  try {
+    return hvd::Arena::of_process().fd();
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return -1;
+  }
+}
+
 void hvd_free(void* pointer) { hvd::Arena::of_process().free(pointer); }
 
 hvd_status hvd_get_counters(hvd_counters* counters) {
@@ -309,13 +321,11 @@ hvd_status hvd_get_counters(hvd_counters* counters) {
     const auto running = running_engine();
     const hvd::Counters& c = running->counters();
     if (counters->struct_size != sizeof(hvd_counters)) throw InvalidError("hvd_counters: unknown size");
-    *counters = {sizeof(hvd_counters),    c.requests_submitted.get(),
-                 c.requests_by_bit.get(), c.request_messages.get(),
-                 c.log_entries.get(),     c.batches.get(),
-                 c.tensors.get(),         c.bytes_in.get(),
-                 c.chunks.get(),          c.doorbells.get(),
-                 c.sleeps.get(),          c.role_changes.get(),
-                 c.log_bytes.get(),       c.cache_evictions.get(),
+    *counters = {sizeof(hvd_counters),     c.requests_submitted.get(), c.requests_by_bit.get(),
+                 c.request_messages.get(), c.log_entries.get(),        c.batches.get(),
+                 c.tensors.get(),          c.bytes_in.get(),           c.chunks.get(),
+                 c.bytes_placed.get(),     c.doorbells.get(),          c.sleeps.get(),
+                 c.role_changes.get(),     c.log_bytes.get(),          c.cache_evictions.get(),
                  c.stall_warnings.get()};
     return HVD_OK;
   });

@@ -93,6 +93,7 @@ typedef struct {
   const int32_t* pids;   // for messages
   const int* alive_fds;  // readable once that rank is gone (a pidfd); -1: unknown, heartbeat alone watches it
   const int* doorbells;  // two eventfds per local rank: 2 * r for its background thread, 2 * r + 1 for its waiters
+  const int* arena_fds;  // hvd_arena_fd of each; -1: it shares no memory. NULL: nobody does
   // Static process sets besides the global one (id 0); they get the ids 1, 2, ... Ranks are global and ascending.
   int32_t n_process_sets;
   const int32_t* process_set_sizes;
@@ -154,9 +155,12 @@ HVD_EXPORT hvd_status hvd_run(const hvd_request* request, int64_t timeout_ms, hv
 // ---- Memory ---------------------------------------------------------------------------------------------------------
 
 // Memory on pages that the host's ranks can share, for arrays that are reduced often. Belongs to the caller until
-// hvd_free, whatever happens to the engine meanwhile. NULL if there is none; alignment 64.
+// hvd_free, whatever happens to the engine meanwhile. NULL if there is none. Aligned to a page. A child of fork()
+// shares it with its parent.
 HVD_EXPORT void* hvd_alloc(size_t bytes);
 HVD_EXPORT void hvd_free(void* pointer);
+// The descriptor by which peers can read that memory; it stays ours. -1 if there is none.
+HVD_EXPORT int hvd_arena_fd(void);
 
 // ---- Counters -------------------------------------------------------------------------------------------------------
 
@@ -171,6 +175,7 @@ typedef struct {
   uint64_t tensors;           // in those batches
   uint64_t bytes_in;          // copied into shared memory
   uint64_t chunks;            // published to peers
+  uint64_t bytes_placed;      // reduced where they lay, in memory from hvd_alloc, without copying them in
   uint64_t doorbells;         // system calls made to wake a peer (or our own background thread)
   uint64_t sleeps;            // times this rank's driver went to sleep
   uint64_t role_changes;      // times the driver's role went to another thread

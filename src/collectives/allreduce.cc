@@ -1,4 +1,4 @@
-// Allreduce on shared memory, by two algorithms. Both fold in the order of the members, so that every rank gets the
+// Allreduce on shared memory, by three algorithms. All fold in the order of the members, so that every rank gets the
 // same bits, whatever was fused with what.
 //
 // direct   Every member publishes its chunk and folds all members' chunks itself, straight into the output. One
@@ -10,11 +10,17 @@
 // sliced   Every member publishes its chunk, folds its own slice of it in place (nobody else reads that slice of its
 //          buffer), publishes that, and copies all slices out. Each byte is folded once on the host.
 //
-// In both a member stays one chunk ahead: it publishes chunk s + 1 before it waits for its peers' chunk s.
+// placed   As sliced, but the chunks are the tensors themselves: all members' lie in memory from hvd_alloc, which the
+//          others can read. Nothing is copied in. Member m owns the m-th slice of the whole tensor and folds it in
+//          place, chunk by chunk; the others copy it from there. Whether all are placed is asked first, by one tiny
+//          chunk that holds each member's offset.
+//
+// In direct and sliced a member stays one chunk ahead: it publishes chunk s + 1 before it waits for its peers' chunk s.
 #include <cstring>
 
 #include "collectives/collectives.h"
 #include "kernels/kernels.h"
+#include "transport/errors.h"
 
 namespace hvd {
 namespace {
@@ -22,6 +28,18 @@ namespace {
 // With three or more members, larger payloads are reduced by slices. All members must decide alike, so this depends on
 // nothing but the payload and the number of members.
 constexpr size_t kDirectBytes = 32 << 10;
+// From here on asking whether the tensors are placed is cheap compared with what it can save.
+constexpr size_t kPlacedBytes = 512 << 10;
+
+struct Range {
+  size_t begin, end;
+  size_t bytes() const { return end - begin; }
+  // The chunk that begins lo bytes into the range; empty past its end.
+  Range part(size_t lo) const {
+    const size_t from = std::min(begin + lo, end);
+    return {from, std::min(from + Channel::kChunkBytes, end)};
+  }
+};
 
 class Reduction {
  public:
@@ -68,28 +86,38 @@ class Reduction {
     });
   }
 
-  // The part of a chunk of this many bytes that a member folds: multiples of a cache line, so that no two write one.
-  size_t slice_begin(int member, size_t chunk_bytes) const {
-    const auto n = static_cast<size_t>(channel_.size()), m = static_cast<size_t>(member);
-    return m == n ? chunk_bytes : std::min(chunk_bytes, chunk_bytes * m / n / kLine * kLine);
+  // The part of this many bytes that a member folds: multiples of a cache line, so that no two members write one.
+  Range slice(int member, size_t bytes) const {
+    const auto n = static_cast<size_t>(channel_.size());
+    const auto begin = [n, bytes](size_t m) { return m == n ? bytes : bytes / n * m / kLine * kLine; };
+    return {begin(static_cast<size_t>(member)), begin(static_cast<size_t>(member) + 1)};
   }
 
   void fold_slice(size_t c, uint64_t s) const {
-    const size_t begin = slice_begin(channel_.me(), bytes(c)), end = slice_begin(channel_.me() + 1, bytes(c));
+    const Range mine = slice(channel_.me(), bytes(c));
     std::vector<const void*> sources(static_cast<size_t>(channel_.size()));
-    for (int m = 0; m < channel_.size(); ++m)
-      sources[static_cast<size_t>(m)] = channel_.payload(m, s, bytes(c)) + begin;
-    std::byte* const mine = channel_.payload(channel_.me(), s, bytes(c)) + begin;
-    fold_(mine, sources.data(), channel_.size(), (end - begin) / element_, finish_);
+    for (int m = 0; m < channel_.size(); ++m) {
+      sources[static_cast<size_t>(m)] = channel_.payload(m, s, bytes(c)) + mine.begin;
+    }
+    std::byte* const result = channel_.payload(channel_.me(), s, bytes(c)) + mine.begin;
+    fold_(result, sources.data(), channel_.size(), mine.bytes() / element_, finish_);
   }
 
   void copy_out(size_t c, uint64_t s, int member) const {
-    const size_t begin = slice_begin(member, bytes(c)), end = slice_begin(member + 1, bytes(c));
-    const std::byte* const slice = channel_.payload(member, s, bytes(c)) + begin;
-    batch_.for_pieces(lo(c) + begin, lo(c) + end,
-                      [slice](const std::byte*, std::byte* output, size_t offset, size_t n) {
-                        std::memcpy(output, slice + offset, n);
+    const Range part = slice(member, bytes(c));
+    const std::byte* const from = channel_.payload(member, s, bytes(c)) + part.begin;
+    batch_.for_pieces(lo(c) + part.begin, lo(c) + part.end,
+                      [from](const std::byte*, std::byte* output, size_t offset, size_t n) {
+                        std::memcpy(output, from + offset, n);
                       });
+  }
+
+  // Folds the chunk that begins lo bytes into this member's slice of the whole tensor.
+  void fold_placed(const std::vector<const std::byte*>& tensors, std::byte* mine, size_t lo) const {
+    const Range part = slice(channel_.me(), batch_.bytes()).part(lo);
+    std::vector<const void*> sources;
+    for (const std::byte* tensor : tensors) sources.push_back(tensor + part.begin);
+    fold_(mine + part.begin, sources.data(), channel_.size(), part.bytes() / element_, finish_);
   }
 
  private:
@@ -146,11 +174,81 @@ Task reduce_sliced(Channel& channel, const Batch& batch) {
   }
 }
 
-}  // namespace
+constexpr uint64_t kNotPlaced = ~uint64_t{0};
 
-Task allreduce(Channel& channel, const Batch& batch) {
+Task reduce_copied(Channel& channel, const Batch& batch) {
   if (channel.size() <= 2 || batch.bytes() <= kDirectBytes) return reduce_direct(channel, batch);
   return reduce_sliced(channel, batch);
+}
+
+Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
+  std::byte* const mine = batch.output(0);
+  const bool in_place = batch.input(0) == mine;
+  uint64_t offset = kNotPlaced;
+  if (in_place) offset = arenas.offset_of(mine, batch.bytes(), channel.members()).value_or(kNotPlaced);
+
+  uint64_t s = channel.next_chunk();
+  for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
+  std::memcpy(channel.payload(channel.me(), s, sizeof offset), &offset, sizeof offset);
+  channel.publish(s, sizeof offset);
+  bool all_placed = true;
+  std::vector<const std::byte*> tensors;  // by member
+  for (int m = 0; m < channel.size(); ++m) {
+    co_await channel.published(m, s);
+    std::memcpy(&offset, channel.payload(m, s, sizeof offset), sizeof offset);
+    // All members see the same offsets, so all of them decide alike.
+    all_placed = all_placed && offset != kNotPlaced;
+    if (!all_placed) continue;
+    const int local_rank = channel.members()[static_cast<size_t>(m)];
+    tensors.push_back(m == channel.me() ? mine : arenas.at(local_rank, offset, batch.bytes()));
+    if (tensors.back() == nullptr) {
+      throw Error(HVD_SYSTEM, "local rank " + std::to_string(local_rank) + " points outside of its shared memory");
+    }
+  }
+  channel.finish(s);
+
+  if (!all_placed) {
+    Task copied = reduce_copied(channel, batch);
+    for (copied.resume(); !copied.done(); copied.resume()) {
+      if (copied.wait().flag == nullptr) {
+        co_await LetOthers{};
+      } else {
+        co_await Until{copied.wait()};
+      }
+    }
+    if (copied.error()) std::rethrow_exception(copied.error());
+    co_return;
+  }
+
+  const Reduction reduction(channel, batch);
+  channel.count_placed(batch.bytes());
+  // Every slice has as many steps as the longest one.
+  size_t longest = 0;
+  for (int m = 0; m < channel.size(); ++m) longest = std::max(longest, reduction.slice(m, batch.bytes()).bytes());
+  for (size_t lo = 0; lo < longest; lo += Channel::kChunkBytes) {
+    s = channel.next_chunk();
+    reduction.fold_placed(tensors, mine, lo);
+    channel.publish_reduced(s);
+    for (int m = 0; m < channel.size(); ++m) {
+      if (m == channel.me()) continue;
+      co_await channel.reduced(m, s);
+      // Its owner has folded this part, so nobody needs our own values there any more.
+      const Range part = reduction.slice(m, batch.bytes()).part(lo);
+      std::memcpy(mine + part.begin, tensors[static_cast<size_t>(m)] + part.begin, part.bytes());
+    }
+    channel.finish(s);
+    co_await LetOthers{};
+  }
+  // The tensor is the caller's again only when nobody reads it any more.
+  for (int m = 0; m < channel.size(); ++m) co_await channel.done(m, s);
+}
+
+}  // namespace
+
+Task allreduce(Channel& channel, const Batch& batch, PeerArenas& arenas) {
+  const bool may_be_placed =
+      channel.size() > 1 && batch.tensors() == 1 && batch.bytes() >= kPlacedBytes && batch.prescale == 1.0;
+  return may_be_placed ? reduce_placed(channel, batch, arenas) : reduce_copied(channel, batch);
 }
 
 }  // namespace hvd

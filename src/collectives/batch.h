@@ -25,6 +25,9 @@ class Batch {
     bytes_ += bytes;
   }
   size_t bytes() const { return bytes_; }
+  size_t tensors() const { return tensors_.size(); }
+  const std::byte* input(size_t tensor) const { return tensors_[tensor].input; }
+  std::byte* output(size_t tensor) const { return tensors_[tensor].output; }
 
   // Calls f(input, output, offset from lo, bytes) for each tensor's part of [lo, hi), in order.
   template <typename F>

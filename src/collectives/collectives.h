@@ -5,11 +5,12 @@
 
 #include "collectives/batch.h"
 #include "collectives/task.h"
+#include "transport/arena.h"
 #include "transport/channel.h"
 
 namespace hvd {
 
-Task allreduce(Channel& channel, const Batch& batch);
+Task allreduce(Channel& channel, const Batch& batch, PeerArenas& arenas);
 Task broadcast(Channel& channel, const Batch& batch);
 Task barrier(Channel& channel);
 

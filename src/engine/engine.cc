@@ -35,12 +35,13 @@ void pause_core() {
 }  // namespace
 
 Engine::Engine(World world, const Settings& settings, std::shared_ptr<Segment> segment, const int* alive_fds,
-               const int* doorbells)
+               const int* doorbells, const int* arena_fds)
     : world_(std::move(world)),
       settings_(settings),
       segment_(std::move(segment)),
       doorbells_(segment_, world_.local_rank, doorbells, counters_),
       liveness_(world_, settings_, segment_, alive_fds, doorbells_),
+      arenas_(arena_fds, world_.local_size, world_.local_rank),
       spin_(kWaiterSpin),
       crowded_(available_cores() < world_.local_size),
       ids_(static_cast<size_t>(segment_->cache_capacity()) + Coordinator::kUncachedIds),
@@ -49,7 +50,7 @@ Engine::Engine(World world, const Settings& settings, std::shared_ptr<Segment> s
       log_(segment_->log_lines().written, segment_->rank(world_.local_rank).log_read, segment_->log_bytes(),
            Segment::kLogBytes),
       executor_(
-          world_, segment_, doorbells_, counters_, [this](int peer) { return liveness_.gone(peer); },
+          world_, segment_, doorbells_, counters_, arenas_, [this](int peer) { return liveness_.gone(peer); },
           [this](Executor::Requests requests, const std::exception_ptr& error) {
             batch_ended(std::move(requests), error);
           }),
@@ -67,6 +68,9 @@ Engine::~Engine() { shutdown(); }
 std::vector<int> Engine::descriptors() const {
   std::vector<int> all = liveness_.descriptors();
   all.insert(all.end(), doorbells_.fds().begin(), doorbells_.fds().end());
+  for (const int fd : arenas_.descriptors()) {
+    if (fd >= 0) all.push_back(fd);
+  }
   return all;
 }
 

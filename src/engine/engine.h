@@ -39,6 +39,7 @@
 #include "engine/messages.h"
 #include "engine/request.h"
 #include "engine/world.h"
+#include "transport/arena.h"
 #include "transport/byte_ring.h"
 #include "transport/counters.h"
 #include "transport/doorbell.h"
@@ -48,9 +49,9 @@ namespace hvd {
 
 class Engine {
  public:
-  // alive_fds and doorbells as in hvd_config. Throws Error.
+  // The descriptors as in hvd_config. Throws Error.
   Engine(World world, const Settings& settings, std::shared_ptr<Segment> segment, const int* alive_fds,
-         const int* doorbells);
+         const int* doorbells, const int* arena_fds);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -129,6 +130,7 @@ class Engine {
   Counters counters_;
   Doorbells doorbells_;
   Liveness liveness_;
+  PeerArenas arenas_;
   CompletionPool completion_pool_;
   const Nanoseconds spin_;  // how long a waiter spins before it sleeps
   const bool crowded_;      // more ranks than cores: spin by giving the core away

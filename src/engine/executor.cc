@@ -7,10 +7,10 @@
 namespace hvd {
 namespace {
 
-Task start(Channel& channel, const Batch& batch) {
+Task start(Channel& channel, const Batch& batch, PeerArenas& arenas) {
   switch (batch.op) {
     case HVD_ALLREDUCE:
-      return allreduce(channel, batch);
+      return allreduce(channel, batch, arenas);
     case HVD_BROADCAST:
       return broadcast(channel, batch);
     case HVD_BARRIER:
@@ -23,8 +23,8 @@ Task start(Channel& channel, const Batch& batch) {
 }  // namespace
 
 Executor::Executor(const World& world, const std::shared_ptr<Segment>& segment, Doorbells& doorbells,
-                   Counters& counters, IsGone is_gone, Ended ended)
-    : world_(world), counters_(counters), is_gone_(std::move(is_gone)), ended_(std::move(ended)) {
+                   Counters& counters, PeerArenas& arenas, IsGone is_gone, Ended ended)
+    : world_(world), counters_(counters), arenas_(arenas), is_gone_(std::move(is_gone)), ended_(std::move(ended)) {
   for (size_t set = 0; set < world_.process_sets.size(); ++set) {
     const std::vector<int>& ranks = world_.process_sets[set];
     const auto mine = std::find(ranks.begin(), ranks.end(), world_.rank);
@@ -75,7 +75,7 @@ bool Executor::advance(Lane& lane) {
   try {
     if (!job.started) {
       job.started = true;
-      job.task = start(*lane.channel, job.batch);
+      job.task = start(*lane.channel, job.batch, arenas_);
     }
     // The order matters: once a peer is known to be gone, all that it ever published is visible to the look after.
     const int peer = job.task.wait().peer;

@@ -15,6 +15,7 @@
 #include "collectives/task.h"
 #include "engine/request.h"
 #include "engine/world.h"
+#include "transport/arena.h"
 #include "transport/channel.h"
 
 namespace hvd {
@@ -27,7 +28,7 @@ class Executor {
   using IsGone = std::function<bool(int local_rank)>;
 
   Executor(const World& world, const std::shared_ptr<Segment>& segment, Doorbells& doorbells, Counters& counters,
-           IsGone is_gone, Ended ended);
+           PeerArenas& arenas, IsGone is_gone, Ended ended);
 
   // Queues a batch; requests are in the order of the log, all of one set and class.
   void add(int set, Requests requests);
@@ -58,6 +59,7 @@ class Executor {
 
   const World& world_;
   Counters& counters_;
+  PeerArenas& arenas_;
   IsGone is_gone_;
   Ended ended_;
   std::vector<Lane> lanes_;  // by set

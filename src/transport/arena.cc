@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 
 #include "transport/errors.h"
@@ -22,8 +24,10 @@ Arena& Arena::of_process() {
 }
 
 Arena::Arena() {
-  // Address space, not memory: as much as the machine has.
-  size_ = pages(static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  // Address space, not memory: as much as the machine has, but so that the arenas of many ranks can be mapped by all.
+  constexpr size_t kMost = size_t{256} << 30;
+  const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  size_ = pages(std::min(memory, kMost));
   fd_ = memfd_create("horovod-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd_ < 0) throw SystemError("can't create shared pages (memfd_create)");
   if (ftruncate(fd_, static_cast<off_t>(size_)) != 0 ||
@@ -87,6 +91,62 @@ size_t Arena::allocated() const {
   size_t total = 0;
   for (const auto& [offset, length] : used_) total += length;
   return total;
+}
+
+PeerArenas::PeerArenas(const int* fds, int local_size, int me) : me_(me) {
+  mappings_.resize(static_cast<size_t>(local_size));
+  fds_.assign(static_cast<size_t>(local_size), -1);
+  for (int r = 0; fds != nullptr && r < local_size; ++r) {
+    if (r == me_ || fds[r] < 0) continue;
+    fds_[static_cast<size_t>(r)] = fcntl(fds[r], F_DUPFD_CLOEXEC, 3);
+    if (fds_[static_cast<size_t>(r)] >= 0) continue;
+    SystemError error("can't keep the shared pages of local rank " + std::to_string(r));
+    for (const int fd : fds_) {
+      if (fd >= 0) close(fd);
+    }
+    throw error;
+  }
+}
+
+PeerArenas::~PeerArenas() {
+  for (const Mapping& mapping : mappings_) {
+    if (mapping.base != nullptr) munmap(const_cast<std::byte*>(mapping.base), mapping.size);
+  }
+  for (const int fd : fds_) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+std::optional<size_t> PeerArenas::offset_of(const void* pointer, size_t bytes, const std::vector<int>& peers) {
+  for (const int peer : peers) {
+    if (peer != me_ && !map(peer)) return std::nullopt;
+  }
+  return Arena::of_process().offset_of(pointer, bytes);
+}
+
+const std::byte* PeerArenas::at(int peer, size_t offset, size_t bytes) const {
+  const Mapping& mapping = mappings_[static_cast<size_t>(peer)];
+  if (mapping.base == nullptr || offset > mapping.size || bytes > mapping.size - offset) return nullptr;
+  return mapping.base + offset;
+}
+
+// Maps a peer's arena at its first use: most jobs never need it.
+bool PeerArenas::map(int peer) {
+  Mapping& mapping = mappings_[static_cast<size_t>(peer)];
+  if (mapping.tried) return mapping.base != nullptr;
+  mapping.tried = true;
+  const int fd = fds_[static_cast<size_t>(peer)];
+  struct stat status;
+  // As for the segment: what its owner could shrink would kill us by SIGBUS.
+  if (fd < 0 || (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) == 0 || fstat(fd, &status) != 0) return false;
+  const auto size = static_cast<size_t>(status.st_size);
+  void* base = mmap(nullptr, size, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (base == MAP_FAILED) return false;
+  madvise(base, size, MADV_DONTFORK);
+  madvise(base, size, MADV_DONTDUMP);
+  mapping.base = static_cast<const std::byte*>(base);
+  mapping.size = size;
+  return true;
 }
 
 }  // namespace hvd

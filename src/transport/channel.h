@@ -51,6 +51,7 @@ class Channel {
 
   int size() const { return static_cast<int>(members_.size()); }
   int me() const { return me_; }
+  const std::vector<int>& members() const { return members_; }
   // The number of the next chunk; every member calls this equally often.
   uint64_t next_chunk() { return next_++; }
 
@@ -78,6 +79,7 @@ class Channel {
     return {{&lines(member).done, s + 1, members_[member], interest::finished(members_[member])}};
   }
 
+  void count_placed(size_t bytes) { counters_.bytes_placed.add(bytes); }
   void publish(uint64_t s, size_t bytes);
   void publish_reduced(uint64_t s);
   void finish(uint64_t s);

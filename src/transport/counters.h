@@ -15,7 +15,7 @@ struct Counter {
 
 struct Counters {
   Counter requests_submitted, requests_by_bit, request_messages;
-  Counter log_entries, batches, tensors, bytes_in, chunks;
+  Counter log_entries, batches, tensors, bytes_in, chunks, bytes_placed;
   Counter doorbells, sleeps, role_changes;
   Counter log_bytes, cache_evictions, stall_warnings;
 };

@@ -48,6 +48,33 @@ TEST_CASE("a sum reaches every rank, for one to seven ranks and sizes around eve
   }
 }
 
+TEST_CASE("tensors from hvd_alloc are reduced where they lie; mixed with others they are copied") {
+  for (const int size : {2, 3, 5}) {
+    for (const bool everywhere : {true, false}) {
+      const RankGroup group(size);
+      on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+        constexpr size_t kCount = 700001;
+        std::vector<float> own(kCount);
+        const bool placed = everywhere || rank == 0;
+        auto* shared = placed ? static_cast<float*>(Arena::of_process().allocate(kCount * sizeof(float))) : own.data();
+        for (int round = 0; round < 3; ++round) {
+          for (size_t i = 0; i < kCount; ++i) shared[i] = static_cast<float>(rank + static_cast<int>(i % 100));
+          const auto request = sum_request("x", own);
+          request->input = request->output = shared;
+          CHECK(engine.run(request, kPatience) == HVD_OK);
+          bool right = true;
+          for (size_t i = 0; i < kCount; ++i) {
+            right &= shared[i] == static_cast<float>(size * (size - 1) / 2 + size * static_cast<int>(i % 100));
+          }
+          CHECK(right);
+        }
+        CHECK(engine.counters().bytes_placed.get() == (everywhere ? 3 * kCount * sizeof(float) : 0));
+        if (placed) Arena::of_process().free(shared);
+      });
+    }
+  }
+}
+
 TEST_CASE("a repeated name is agreed on by bits, without messages") {
   const RankGroup group(2);
   on_all_ranks(group, {}, [](int, Engine& engine) {

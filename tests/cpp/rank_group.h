@@ -42,7 +42,8 @@ class RankGroup {
     world.host = "test";
     world.pids.assign(static_cast<size_t>(size_), static_cast<int32_t>(getpid()));
     world.process_sets = sets_;
-    return std::make_unique<Engine>(world, settings, segment_, alive_fds_.data(), doorbells_.data());
+    const std::vector<int> arena_fds(static_cast<size_t>(size_), Arena::of_process().fd());
+    return std::make_unique<Engine>(world, settings, segment_, alive_fds_.data(), doorbells_.data(), arena_fds.data());
   }
 
   // Makes a rank look dead: its descriptor becomes readable, as a pidfd does.

@@ -202,7 +202,7 @@ int run_processes(uint64_t operations, uint64_t seed, bool kill_one) {
       world.process_sets = names.sets();
       Outcome outcome;
       {
-        Engine engine(world, {}, Segment::map(segment_fd), alive.data(), doorbells.data());
+        Engine engine(world, {}, Segment::map(segment_fd), alive.data(), doorbells.data(), nullptr);
         outcome = run_rank(names, engine, operations, seed);
         if (r == 0 && !kill_one) report("rank 0", engine.counters());
       }

@@ -1,0 +1,5 @@
+"""Horovod: distributed training in a few lines. Import a binding, e.g. `import horovod.numpy as hvd`."""
+
+__version__ = "1.0.0.dev0"
+
+__all__ = ["__version__"]

@@ -1,0 +1,284 @@
+"""The life cycle of Horovod in a process, and who the process is: what every binding offers under the same names."""
+
+import atexit
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from horovod import _core
+from horovod.common import names, process_sets
+from horovod.common.environment import Identity, Tunables, read_identity, read_tunables
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.local_rendezvous import meet
+from horovod.common.process_sets import ProcessSet
+
+
+@dataclass
+class _Process:
+    """The one engine of this process, whichever bindings use it."""
+
+    lock: threading.RLock
+    identity: Identity | None = None  # while the engine runs
+    process_sets: tuple[list[int], ...] = ()
+    last_generation: int = 0
+    forked: bool = False  # this is a child of a process whose engine ran
+
+
+_process = _Process(threading.RLock())
+
+
+class HorovodBasics:
+    """Life cycle, identity and introspection. All instances speak of the same engine."""
+
+    Average = _core.AVERAGE
+    Sum = _core.SUM
+    Adasum = _core.ADASUM
+    Min = _core.MIN
+    Max = _core.MAX
+    Product = _core.PRODUCT
+
+    def __init__(self, pkg_path: str | None = None, *args: str) -> None:
+        """Takes the arguments of the existing Horovod and needs none of them: there is one engine for all bindings."""
+
+    def init(self, comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | None = None) -> None:
+        """Joins the job and starts the engine; does nothing if it runs already. Ends at shutdown or interpreter exit.
+
+        Args:
+            comm: None, or the list of all ranks. Part of the ranks is a process set; MPI communicators need MPI.
+            process_sets: Further sets of ranks, the same list on every rank.
+
+        Raises:
+            ValueError: A wrong argument or environment variable, or one that differs from the other ranks'.
+            HorovodInternalError: A rank did not come or could not start. All ranks may then try again.
+        """
+        with _process.lock:
+            if _process.forked:
+                _refuse_fork()
+            if self.is_initialized():
+                _check_same_sets(process_sets, _process)
+                return
+            _start(comm, process_sets)
+
+    def shutdown(self) -> None:
+        """Leaves the job. Pending operations fail, here and on the other ranks; init may be called again."""
+        with _process.lock:
+            if _process.forked:
+                return
+            _core.shutdown()
+            _process.identity = None
+            _process.process_sets = ()
+            process_sets.invalidate()
+
+    def is_initialized(self) -> bool:
+        """Whether the engine runs in this process: between init and shutdown, and not in a forked child."""
+        return not _process.forked and _core.is_initialized()
+
+    def rank(self) -> int:
+        """This process's number among all, from 0."""
+        return _identity().rank
+
+    def size(self) -> int:
+        """The number of processes."""
+        return _identity().size
+
+    def local_rank(self) -> int:
+        """This process's number among those of its host, from 0."""
+        return _identity().local_rank
+
+    def local_size(self) -> int:
+        """The number of processes on this host."""
+        return _identity().local_size
+
+    def cross_rank(self) -> int:
+        """The number of this host among those that have this local rank, from 0."""
+        return _identity().cross_rank
+
+    def cross_size(self) -> int:
+        """The number of hosts that have this local rank."""
+        return _identity().cross_size
+
+    def is_homogeneous(self) -> bool:
+        """Whether every host runs the same number of processes."""
+        identity = _identity()
+        return identity.local_size * identity.cross_size == identity.size
+
+    def start_timeline(self, file_path: str, mark_cycles: bool = False) -> NoReturn:
+        """Would write a timeline, which this version can't.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(f"start_timeline({file_path!r}): this version has no timeline.")
+
+    def stop_timeline(self) -> None:
+        """Does nothing: no timeline is ever being written.
+
+        Raises:
+            ValueError: Horovod is not initialized.
+        """
+        _identity()
+
+    def mpi_threads_supported(self) -> NoReturn:
+        """Would tell whether MPI can be called from several threads.
+
+        Raises:
+            ValueError: Always: this version has no MPI.
+        """
+        _identity()
+        raise ValueError("Horovod MPI is not enabled; this version runs without MPI.")
+
+    def mpi_enabled(self) -> bool:
+        """Whether MPI is in use."""
+        return False
+
+    def mpi_built(self) -> bool:
+        """Whether MPI can be used."""
+        return False
+
+    def gloo_enabled(self) -> bool:
+        """Whether Gloo is in use. It is not: the engine has its own transport."""
+        return False
+
+    def gloo_built(self) -> bool:
+        """Whether Gloo can be used."""
+        return False
+
+    def nccl_built(self) -> int:
+        """The version of NCCL that can be used, 0 for none."""
+        return 0
+
+    def ddl_built(self) -> bool:
+        """Whether IBM DDL can be used."""
+        return False
+
+    def ccl_built(self) -> bool:
+        """Whether Intel oneCCL can be used."""
+        return False
+
+    def cuda_built(self) -> bool:
+        """Whether memory of CUDA devices can be used."""
+        return False
+
+    def rocm_built(self) -> bool:
+        """Whether memory of ROCm devices can be used."""
+        return False
+
+
+basics = HorovodBasics()
+
+
+def _identity() -> Identity:
+    # In a forked child this still answers: data loaders ask for the rank to choose their share and their seed.
+    identity = _process.identity
+    if identity is None:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    return identity
+
+
+def _start(comm: Any, sets: Sequence[ProcessSet] | None) -> None:
+    identity = read_identity()
+    tunables = read_tunables()
+    _check_one_host(identity)
+    _check_comm(comm, identity.size)
+    ranks_of_sets = process_sets.check_static_sets(sets, identity.size)
+    with meet(identity, tunables, ranks_of_sets, _process.last_generation) as meeting:
+        wiring = meeting.wiring
+        _process.last_generation = wiring.generation
+        try:
+            _core.init(
+                rank=identity.rank,
+                size=identity.size,
+                local_rank=identity.local_rank,
+                local_size=identity.local_size,
+                cross_rank=identity.cross_rank,
+                cross_size=identity.cross_size,
+                host=identity.host,
+                segment_fd=wiring.segment_fd,
+                pids=wiring.pids,
+                alive_fds=wiring.alive_fds,
+                doorbells=wiring.doorbells,
+                arena_fds=wiring.arena_fds,
+                process_sets=ranks_of_sets,
+                **_engine_tunables(tunables),
+            )
+            meeting.confirm()
+        except BaseException:
+            _core.shutdown()
+            raise
+    _process.identity = identity
+    _process.process_sets = tuple(ranks_of_sets)
+    process_sets.register(sets or (), identity.rank, identity.size)
+    names.restart_counting()
+
+
+def _engine_tunables(tunables: Tunables) -> dict[str, Any]:
+    return {
+        "fusion_threshold": tunables.fusion_threshold,
+        "cache_capacity": tunables.cache_capacity,
+        "heartbeat_timeout": tunables.heartbeat_timeout,
+        "stall_warning": tunables.stall_warning,
+        "stall_shutdown": tunables.stall_shutdown,
+        "log_level": tunables.log_level,
+        "log_hide_time": tunables.log_hide_time,
+    }
+
+
+def _check_one_host(identity: Identity) -> None:
+    if identity.cross_size > 1 or identity.local_size != identity.size:
+        raise HorovodInternalError(
+            f"init: the job has {identity.size} ranks, {identity.local_size} of them on host {identity.host} and "
+            f"HOROVOD_CROSS_SIZE={identity.cross_size}: this version runs on one host. Start all ranks on one host."
+        )
+    if identity.rank != identity.local_rank:
+        raise ValueError(
+            f"init: HOROVOD_RANK={identity.rank} and HOROVOD_LOCAL_RANK={identity.local_rank}: on one host they must "
+            "be the same."
+        )
+
+
+def _check_comm(comm: Any, size: int) -> None:
+    if comm is None:
+        return
+    if hasattr(comm, "Get_rank"):
+        raise NotImplementedError("init(comm=...): this version has no MPI and takes no communicator; leave comm out.")
+    try:
+        ranks = list(comm)
+    except TypeError:
+        raise ValueError(f"init: comm must be None or the list of all ranks, got {comm!r}.") from None
+    if ranks != list(range(size)):
+        raise ValueError(
+            f"init: comm={ranks}: expected all ranks, 0 to {size - 1}. "
+            "For part of them use hvd.init(process_sets=[hvd.ProcessSet(ranks)])."
+        )
+
+
+def _check_same_sets(sets: Sequence[ProcessSet] | None, process: _Process) -> None:
+    """A second init may name the sets that exist; its objects then stand for them too."""
+    if sets is None or process.identity is None:
+        return
+    ranks_of_sets = tuple(process_sets.check_static_sets(sets, process.identity.size))
+    if ranks_of_sets != process.process_sets:
+        raise ValueError(
+            f"init: Horovod runs already, with the process sets {list(process.process_sets)}; it can't be given "
+            f"{list(ranks_of_sets)} before hvd.shutdown()."
+        )
+    process_sets.register(sets, process.identity.rank, process.identity.size)
+
+
+def _refuse_fork() -> NoReturn:
+    raise HorovodInternalError(
+        f"init: this process (pid {os.getpid()}) was forked from one in which Horovod runs, and can't use it. Start it "
+        'with the "spawn" method of multiprocessing, or call hvd.init() after forking.'
+    )
+
+
+def _after_fork_in_child() -> None:
+    _process.lock = threading.RLock()  # another thread of the parent may have held it
+    _process.forked = _process.forked or _process.identity is not None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+# In a forked child shutdown does nothing: the engine belongs to the parent.
+atexit.register(basics.shutdown)

@@ -1,0 +1,30 @@
+"""Fixtures for all tests: none leaves anything behind."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def _left_over() -> set[str]:
+    """What a job could leave behind: files in shared memory and abstract sockets."""
+    files = {str(path) for path in Path("/dev/shm").iterdir()} if os.path.isdir("/dev/shm") else set()
+    sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@horovod-" in line}
+    return files | sockets
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fails a test after which there is a new shared-memory file or socket of ours."""
+    before = _left_over()
+    yield
+    assert not {name for name in _left_over() - before if "horovod" in name or "hvd" in name}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests do not see the settings of whoever runs them."""
+    for name in list(os.environ):
+        if name.startswith("HOROVOD_"):
+            monkeypatch.delenv(name)

@@ -1,0 +1,222 @@
+"""Real ranks for tests: N processes with a worker's environment, each running one function.
+
+    results = run_ranks(3, sweep, args...)          every rank must return; a failure shows each rank's output
+    with start_ranks(3, victim) as group:           for faults: signals, ranks that are meant to die
+        group.kill(1)
+        outcomes = group.wait(timeout=10)
+
+Nothing survives the block: every process is killed at its end, and dies with its parent too. The functions are pickled
+by reference, so they must be importable: top-level functions of the test's module.
+"""
+
+import ctypes
+import dataclasses
+import os
+import pickle
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from waiting import wait_until
+
+_PR_SET_PDEATHSIG = 1
+DEFAULT_TIMEOUT = 60.0
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How one rank ended."""
+
+    rank: int
+    returncode: int | None  # None: it still ran when the time was over
+    finished: bool  # the function returned or raised
+    value: Any
+    error: str | None  # the exception's class name
+    message: str
+    stderr: str
+
+    def __str__(self) -> str:
+        state = "still running" if self.returncode is None else f"exit status {self.returncode}"
+        return f"--- rank {self.rank}: {state}, {self.error or 'no exception'}: {self.message}\n{self.stderr}"
+
+
+def worker_environment(rank: int, size: int, job_id: str, key: str) -> dict[str, str]:
+    """What horovodrun sets for a worker."""
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(rank),
+        "HOROVOD_LOCAL_SIZE": str(size),
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_HOSTNAME": "testhost",
+        "HOROVOD_JOB_ID": job_id,
+        "HOROVOD_SECRET_KEY": key,
+    }
+
+
+class Group:
+    """The running ranks."""
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        env: dict[str, str],
+        env_of_rank: Callable[[int], dict[str, str | None]],
+        folder: Path,
+    ) -> None:
+        self.job_id, self.key = secrets.token_hex(8), secrets.token_hex(32)
+        self.folder = folder
+        (folder / "call").write_bytes(cloudpickle.dumps((function, tuple(args))))
+        self.processes = []
+        base = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+        base["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        )
+        # More ranks than cores: threads of BLAS would only get in each other's way.
+        base.setdefault("OMP_NUM_THREADS", "1")
+        for rank in range(size):
+            environment: dict[str, str | None] = {**base, **worker_environment(rank, size, self.job_id, self.key)}
+            environment.update(env)
+            environment.update(env_of_rank(rank))
+            with open(folder / f"stderr.{rank}", "wb") as output:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, __file__, str(folder), str(rank), str(os.getpid())],
+                        env={name: value for name, value in environment.items() if value is not None},
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                    )
+                )
+
+    def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
+        """Sends a signal to a rank."""
+        self.processes[rank].send_signal(signum)
+
+    def wait_for_file(self, name: str, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Waits until a rank has called mark(name): the way to know that it has come to some point."""
+        try:
+            wait_until((self.folder / name).exists, f"a rank comes to {name!r}", timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from None
+
+    def wait(self, timeout: float = DEFAULT_TIMEOUT, ranks: Sequence[int] | None = None) -> list[Outcome]:
+        """Waits for some ranks (all) to end, for at most the time, and returns how they did."""
+        deadline = time.monotonic() + timeout
+        chosen = range(len(self.processes)) if ranks is None else ranks
+        for rank in chosen:
+            try:
+                self.processes[rank].wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                continue
+        return [self._outcome(rank) for rank in chosen]
+
+    def describe(self) -> str:
+        """Every rank's state and output."""
+        return "\n".join(str(self._outcome(rank)) for rank in range(len(self.processes)))
+
+    def close(self) -> None:
+        """Kills what still runs."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self.processes:
+            process.wait()
+
+    def _outcome(self, rank: int) -> Outcome:
+        stderr = (self.folder / f"stderr.{rank}").read_text(errors="replace")
+        path = self.folder / f"result.{rank}"
+        finished, value, error, message = False, None, None, ""
+        if path.exists():
+            value, error, message = pickle.loads(path.read_bytes())
+            finished = True
+        return Outcome(rank, self.processes[rank].poll(), finished, value, error, message, stderr)
+
+
+def _same_for_all(_rank: int) -> dict[str, str | None]:
+    return {}
+
+
+@contextmanager
+def start_ranks(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    env: dict[str, str] | None = None,
+    env_of_rank: Callable[[int], dict[str, str | None]] = _same_for_all,
+) -> Iterator[Group]:
+    """Starts ranks that each call function(*args); all are killed at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        group = Group(
+            size=size, function=function, args=args, env=env or {}, env_of_rank=env_of_rank, folder=Path(folder)
+        )
+        try:
+            yield group
+        finally:
+            group.close()
+
+
+def run_ranks(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    env: dict[str, str] | None = None,
+    env_of_rank: Callable[[int], dict[str, str | None]] = _same_for_all,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> list[Any]:
+    """Runs function(*args) on every rank and returns the values by rank.
+
+    Raises:
+        AssertionError: A rank raised, died or did not end in time; it shows every rank's output.
+    """
+    with start_ranks(size, function, *args, env=env, env_of_rank=env_of_rank) as group:
+        outcomes = group.wait(timeout)
+        failed = [outcome for outcome in outcomes if not outcome.finished or outcome.error or outcome.returncode]
+        if failed:
+            ranks = ", ".join(str(outcome.rank) for outcome in failed)
+            raise AssertionError(f"rank {ranks} of {size} failed (time limit {timeout:g} s)\n{group.describe()}")
+        return [outcome.value for outcome in outcomes]
+
+
+def mark(name: str) -> None:
+    """Called by a rank: says that it has come to the point `name`."""
+    (Path(sys.argv[1]) / name).touch()
+
+
+def wait_for_mark(name: str, timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Called by a rank: waits until some rank has marked `name`."""
+    wait_until((Path(sys.argv[1]) / name).exists, f"a rank comes to {name!r}", timeout)
+
+
+def _main() -> None:
+    folder, rank, parent = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    value, error, message = None, None, ""
+    try:
+        function, args = pickle.loads((folder / "call").read_bytes())
+        value = function(*args)
+    except BaseException as exception:
+        traceback.print_exc()
+        error, message = type(exception).__name__, str(exception)
+    result = cloudpickle.dumps((value, error, message))
+    (folder / f"part.{rank}").write_bytes(result)
+    (folder / f"part.{rank}").rename(folder / f"result.{rank}")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,170 @@
+"""init and shutdown, again and again, leave nothing in the process."""
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import run_ranks
+
+import horovod.numpy as hvd
+
+CYCLES = 200
+
+
+def resources() -> dict[str, int]:
+    """What the process holds."""
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "maps": len(Path("/proc/self/maps").read_text().splitlines()),
+    }
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cycle(number: int) -> None:
+    hvd.init()
+    result = hvd.allreduce(np.full(1000, float(number)), op=hvd.Sum, name="x")
+    assert result[0] == number * hvd.size()
+    hvd.barrier()
+    hvd.shutdown()
+
+
+def many_cycles() -> tuple[dict[str, int], dict[str, int], int]:
+    for number in range(10):  # caches fill
+        cycle(number)
+    gc.collect()
+    before, resident = resources(), resident_bytes()
+    for number in range(CYCLES):
+        cycle(number)
+    gc.collect()
+    return before, resources(), resident_bytes() - resident
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_init_and_shutdown_leave_nothing(size: int) -> None:
+    for before, after, grown in run_ranks(size, many_cycles, timeout=240):
+        assert after["descriptors"] == before["descriptors"]
+        assert after["threads"] == before["threads"]
+        assert after["maps"] <= before["maps"] + 5
+        assert grown < 8 * 1024 * 1024, f"{grown} bytes more after {CYCLES} cycles"
+
+
+def repeated_calls() -> None:
+    hvd.shutdown()  # before init: nothing
+    for _ in range(3):
+        hvd.init()
+        hvd.init()
+        assert hvd.is_initialized()
+        hvd.barrier()
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+
+
+def test_init_and_shutdown_may_be_repeated() -> None:
+    run_ranks(2, repeated_calls)
+
+
+def init_in_threads() -> bool:
+    errors: list[BaseException] = []
+
+    def init() -> None:
+        try:
+            hvd.init()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=init) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    hvd.barrier()
+    return not errors and hvd.is_initialized()
+
+
+def test_threads_may_init_at_the_same_time() -> None:
+    assert run_ranks(2, init_in_threads) == [True, True]
+
+
+def memory_is_kept_and_let_go() -> None:
+    hvd.init()
+    rank = hvd.rank()
+
+    class Tracked(np.ndarray):  # a plain ndarray takes no weak references on every version
+        pass
+
+    array = np.ones(1000).view(Tracked)
+    gone = weakref.ref(array)
+    handle = hvd.allreduce_async_(array, name="x")
+    del array
+    gc.collect()
+    assert gone() is not None, "the array of a pending operation was freed"
+    hvd.synchronize(handle)
+    gc.collect()
+    assert gone() is None, "the array of an ended operation is kept"
+
+    # Interrupted while it waits: the operation is still under way, so its memory stays, until it has ended.
+    array = np.ones(1000).view(Tracked)
+    gone = weakref.ref(array)
+    if rank == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            hvd.allreduce_(array, name="interrupted")
+        del array
+        gc.collect()
+        assert gone() is not None, "the array of an interrupted operation was freed while it was under way"
+    hvd.barrier()
+    if rank != 0:
+        hvd.allreduce_(array, name="interrupted")
+        del array
+    hvd.barrier()
+    hvd.allreduce([1.0], name="sweeps")
+    hvd.shutdown()
+    gc.collect()
+    assert gone() is None, "the array of an interrupted operation is kept for ever"
+
+
+def test_memory_is_kept_while_an_operation_runs_and_no_longer() -> None:
+    run_ranks(2, memory_is_kept_and_let_go)
+
+
+def interrupted_wait() -> float:
+    hvd.init()
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async([1.0], name="x", op=hvd.Sum)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            hvd.synchronize(handle)
+        hvd.barrier()
+        result = hvd.synchronize(handle)
+    else:
+        hvd.barrier()
+        result = hvd.allreduce([1.0], name="x", op=hvd.Sum)
+    assert result is not None
+    return float(result[0])
+
+
+def test_a_wait_can_be_interrupted_and_taken_up_again() -> None:
+    assert run_ranks(2, interrupted_wait) == [2.0, 2.0]
+
+
+def leave_pending() -> None:
+    """Ends without shutdown, with an operation under way and a daemon thread inside another."""
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 0:
+        hvd.allreduce_async(np.ones(10), name="never")
+        threading.Thread(target=lambda: hvd.allreduce(np.ones(10), name="never either"), daemon=True).start()
+
+
+def test_the_interpreter_ends_cleanly_with_operations_pending() -> None:
+    run_ranks(2, leave_pending, timeout=30)
