@@ -98,7 +98,7 @@ std::shared_ptr<Request> make_request(const hvd_request& from) {
   if (from.name == nullptr || from.ndim < 0 || (from.ndim > 0 && from.shape == nullptr)) {
     throw InvalidError("hvd_request: name or shape is missing");
   }
-  if (from.op < HVD_ALLREDUCE || from.op > HVD_BARRIER || from.dtype < HVD_UINT8 || from.dtype > HVD_BFLOAT16 ||
+  if (from.op < HVD_ALLREDUCE || from.op > HVD_BARRIER || from.dtype < HVD_UINT8 || from.dtype >= HVD_DTYPES ||
       from.reduce_op < HVD_AVERAGE || from.reduce_op > HVD_PRODUCT) {
     throw InvalidError("hvd_request: unknown operation, data type or reduction");
   }

@@ -35,7 +35,14 @@ typedef enum {
   HVD_FLOAT64 = 8,
   HVD_BOOL = 9,
   HVD_BFLOAT16 = 10,
+  HVD_UINT32 = 11,
+  HVD_UINT64 = 12,
+  HVD_COMPLEX64 = 13,
+  HVD_COMPLEX128 = 14,
+  HVD_FLOAT8_E4M3FN = 15,  // moved, not reduced
+  HVD_FLOAT8_E5M2 = 16,    // moved, not reduced
 } hvd_dtype;
+#define HVD_DTYPES 17
 
 typedef enum {
   HVD_AVERAGE = 0,

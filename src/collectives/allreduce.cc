@@ -51,7 +51,7 @@ class Reduction {
         fold_(kernels().fold[batch.dtype][batch.reduce_op]) {
     finish_.factor = batch.postscale;
     if (batch.reduce_op == HVD_AVERAGE) {
-      const bool integer = batch.dtype <= HVD_INT64;
+      const bool integer = batch.dtype <= HVD_INT64 || batch.dtype == HVD_UINT32 || batch.dtype == HVD_UINT64;
       if (integer) {
         finish_.divisor = channel.size();
       } else {

@@ -71,7 +71,7 @@ class Reader {
   Meta meta() {
     Meta value;
     value.op = code<hvd_op>(HVD_BARRIER);
-    value.dtype = code<hvd_dtype>(HVD_BFLOAT16);
+    value.dtype = code<hvd_dtype>(HVD_DTYPES - 1);
     value.reduce_op = code<hvd_reduce_op>(HVD_PRODUCT);
     value.root = number<int32_t>();
     value.prescale = number<double>();

@@ -9,6 +9,8 @@ size_t dtype_bytes(hvd_dtype dtype) {
     case HVD_UINT8:
     case HVD_INT8:
     case HVD_BOOL:
+    case HVD_FLOAT8_E4M3FN:
+    case HVD_FLOAT8_E5M2:
       return 1;
     case HVD_UINT16:
     case HVD_INT16:
@@ -16,11 +18,16 @@ size_t dtype_bytes(hvd_dtype dtype) {
     case HVD_BFLOAT16:
       return 2;
     case HVD_INT32:
+    case HVD_UINT32:
     case HVD_FLOAT32:
       return 4;
     case HVD_INT64:
+    case HVD_UINT64:
     case HVD_FLOAT64:
+    case HVD_COMPLEX64:
       return 8;
+    case HVD_COMPLEX128:
+      return 16;
   }
   return 0;
 }
@@ -50,8 +57,9 @@ const char* name_of(hvd_op op) {
 }
 
 const char* name_of(hvd_dtype dtype) {
-  static constexpr const char* kNames[] = {"uint8",   "int8",    "uint16",  "int16", "int32",   "int64",
-                                           "float16", "float32", "float64", "bool",  "bfloat16"};
+  static constexpr const char* kNames[HVD_DTYPES] = {
+      "uint8", "int8",     "uint16", "int16",  "int32",     "int64",      "float16",       "float32",    "float64",
+      "bool",  "bfloat16", "uint32", "uint64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"};
   return kNames[dtype];
 }
 

@@ -19,7 +19,7 @@
 
 namespace hvd {
 
-inline constexpr int kDTypes = 11;
+inline constexpr int kDTypes = HVD_DTYPES;
 inline constexpr int kReduceOps = 6;
 
 // What happens to the folded value before it is rounded to the element type.
