@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 
 def _left_over() -> set[str]:
@@ -16,10 +17,15 @@ def _left_over() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
-    """Fails a test after which there is a new shared-memory file or socket of ours."""
+    """Fails a test after which there is a new shared-memory file or socket of ours.
+
+    Another job on this machine has such sockets too, but only for a moment: what was left behind stays.
+    """
     before = _left_over()
     yield
-    assert not {name for name in _left_over() - before if "horovod" in name or "hvd" in name}
+    new = {name for name in _left_over() - before if "horovod" in name or "hvd" in name}
+    if new:
+        wait_until(lambda: not new & _left_over(), f"gone after the test: {new}", 40)
 
 
 @pytest.fixture(autouse=True)
