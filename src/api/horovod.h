@@ -60,6 +60,9 @@ typedef enum {
   HVD_ALLTOALL = 3,
   HVD_REDUCESCATTER = 4,
   HVD_BARRIER = 5,
+  HVD_JOIN = 6,                // this rank has no more data; ends when all ranks have joined
+  HVD_ADD_PROCESS_SET = 7,     // every rank of the job submits it, with the same ranks
+  HVD_REMOVE_PROCESS_SET = 8,  // every rank of the job submits it, with the same id
 } hvd_op;
 
 typedef enum {
@@ -125,6 +128,9 @@ HVD_EXPORT int hvd_is_initialized(void);
 
 // Called once when the operation has ended, on a thread of the completion pool; may block. message is "" on success.
 typedef void (*hvd_callback)(void* context, hvd_status status, const char* message);
+// Allocates the result of an allgather or alltoall, whose first dimension is known only then. Called once, on the thread
+// that drives the engine, so it must be quick and must not call the engine. NULL: no memory, the operation fails.
+typedef void* (*hvd_allocate)(void* context, int32_t ndim, const int64_t* shape);
 
 typedef struct {
   uint32_t struct_size;
@@ -132,16 +138,22 @@ typedef struct {
   const char* name;  // unique among this rank's pending operations of the set; at most HVD_MAX_NAME bytes
   size_t name_length;
   hvd_dtype dtype;
-  hvd_reduce_op reduce_op;  // allreduce
-  int32_t root;             // broadcast: a global rank
+  hvd_reduce_op reduce_op;  // allreduce, reducescatter
+  int32_t root;             // broadcast: a global rank; HVD_REMOVE_PROCESS_SET: the id
   int32_t process_set;      // 0: all ranks
   double prescale, postscale;
   int32_t ndim;
   const int64_t* shape;
   const void* input;
-  void* output;           // may equal input; both stay valid until the operation has ended
+  void* output;           // may equal input; both stay valid until the operation has ended. reducescatter: room for
+                          // this rank's rows. allgather, alltoall: not used
   hvd_callback callback;  // or NULL
   void* context;
+  // alltoall: how many rows go to each member of the set, in their order; none: equal parts.
+  // HVD_ADD_PROCESS_SET: the global ranks, ascending.
+  const int64_t* splits;
+  int32_t n_splits;
+  hvd_allocate allocate;  // allgather, alltoall: NULL leaves the allocation to the engine, see hvd_take_result
 } hvd_request;
 
 #define HVD_MAX_NAME 4096
@@ -156,8 +168,24 @@ HVD_EXPORT hvd_status hvd_wait(hvd_handle handle, int64_t timeout_ms);
 // Forgets an ended handle. A pending one is forgotten when it ends.
 HVD_EXPORT hvd_status hvd_release(hvd_handle handle);
 // Submit and wait in one step, without hand-over between threads: the way to run a blocking operation. On HVD_PENDING
-// *handle must be waited for and released; otherwise *handle is 0 and there is nothing to release.
+// *handle must be waited for and released. On HVD_OK of an operation that has a result to take (see there) it must be
+// released. Otherwise *handle is 0 and there is nothing to release.
 HVD_EXPORT hvd_status hvd_run(const hvd_request* request, int64_t timeout_ms, hvd_handle* handle);
+
+// What an operation has given besides filling its output.
+typedef struct {
+  uint32_t struct_size;
+  // allgather, alltoall without hvd_request.allocate: the memory, now the caller's, for hvd_free_data. Else NULL.
+  void* data;
+  int32_t ndim;
+  const int64_t* shape;     // allgather, alltoall: of the result. Valid until hvd_release
+  int32_t n_received;
+  const int64_t* received;  // alltoall: the rows that came from each member. Valid until hvd_release
+  int32_t value;            // join: the rank that joined last; HVD_ADD_PROCESS_SET: the id
+} hvd_result;
+// Of allgather, alltoall, join and HVD_ADD_PROCESS_SET, once they have ended with HVD_OK; data can be taken once.
+HVD_EXPORT hvd_status hvd_take_result(hvd_handle handle, hvd_result* result);
+HVD_EXPORT void hvd_free_data(void* data);
 
 // ---- Memory ---------------------------------------------------------------------------------------------------------
 
