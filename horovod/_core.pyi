@@ -4,11 +4,17 @@ Buffers are typed Any: NumPy's arrays have the buffer protocol, but say so to ty
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 ALLREDUCE: int
+ALLGATHER: int
 BROADCAST: int
+ALLTOALL: int
+REDUCESCATTER: int
 BARRIER: int
+JOIN: int
+ADD_PROCESS_SET: int
+REMOVE_PROCESS_SET: int
 
 AVERAGE: int
 SUM: int
@@ -28,10 +34,26 @@ FLOAT32: int
 FLOAT64: int
 BOOL: int
 BFLOAT16: int
+UINT32: int
+UINT64: int
+COMPLEX64: int
+COMPLEX128: int
+FLOAT8_E4M3FN: int
+FLOAT8_E5M2: int
 
-_Result = TypeVar("_Result")
-_Output = TypeVar("_Output")
+class SharedMemory:
+    def __new__(cls, bytes: int, /) -> SharedMemory: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class Rows:
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def received(self) -> tuple[int, ...]: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+# What an operation returns: `result` (or `output`) itself; for ALLGATHER and ALLTOALL what that function makes of the
+# Rows, or the Rows if it is None; for JOIN and ADD_PROCESS_SET a number.
 def submit(
     op: int,
     name: str,
@@ -46,6 +68,7 @@ def submit(
     postscale: float,
     result: object,
     keep_alive: object,
+    splits: Sequence[int] | None = None,
     /,
 ) -> int: ...
 def run(
@@ -60,10 +83,11 @@ def run(
     process_set: int,
     prescale: float,
     postscale: float,
-    result: _Result,
+    result: object,
     keep_alive: object,
+    splits: Sequence[int] | None = None,
     /,
-) -> _Result: ...
+) -> Any: ...
 def submit_buffers(
     op: int,
     name: str,
@@ -75,6 +99,7 @@ def submit_buffers(
     process_set: int,
     prescale: float,
     postscale: float,
+    splits: Sequence[int] | None = None,
     /,
 ) -> int: ...
 def run_buffers(
@@ -82,16 +107,18 @@ def run_buffers(
     name: str,
     dtype: int,
     input: Any,
-    output: _Output,
+    output: Any,
     reduce_op: int,
     root: int,
     process_set: int,
     prescale: float,
     postscale: float,
+    splits: Sequence[int] | None = None,
     /,
-) -> _Output: ...
+) -> Any: ...
 def poll(handle: int, /) -> bool: ...
-def wait(handle: int, /) -> object: ...
+def wait(handle: int, /) -> Any: ...
+def forget(handle: int, /) -> None: ...
 def init(
     *,
     rank: int,
@@ -122,7 +149,3 @@ def segment_create(local_size: int, cache_capacity: int, generation: int, nonce:
 def segment_probe(fd: int, /) -> tuple[int, int]: ...
 def arena_fd() -> int: ...
 def counters() -> dict[str, int]: ...
-
-class SharedMemory:
-    def __new__(cls, bytes: int, /) -> SharedMemory: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -21,7 +21,6 @@ class _Process:
 
     lock: threading.RLock
     identity: Identity | None = None  # while the engine runs
-    process_sets: tuple[list[int], ...] = ()
     last_generation: int = 0
     forked: bool = False  # this is a child of a process whose engine ran
 
@@ -42,12 +41,13 @@ class HorovodBasics:
     def __init__(self, pkg_path: str | None = None, *args: str) -> None:
         """Takes the arguments of the existing Horovod and needs none of them: there is one engine for all bindings."""
 
-    def init(self, comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | None = None) -> None:
+    def init(self, comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
         """Joins the job and starts the engine; does nothing if it runs already. Ends at shutdown or interpreter exit.
 
         Args:
             comm: None, or the list of all ranks. Part of the ranks is a process set; MPI communicators need MPI.
-            process_sets: Further sets of ranks, the same list on every rank.
+            process_sets: Further sets of ranks, the same list on every rank; or "dynamic", which makes no difference:
+                sets can always be added later.
 
         Raises:
             ValueError: A wrong argument or environment variable, or one that differs from the other ranks'.
@@ -57,7 +57,7 @@ class HorovodBasics:
             if _process.forked:
                 _refuse_fork()
             if self.is_initialized():
-                _check_same_sets(process_sets, _process)
+                _name_sets_again(process_sets, _process.identity)
                 return
             _start(comm, process_sets)
 
@@ -68,7 +68,6 @@ class HorovodBasics:
                 return
             _core.shutdown()
             _process.identity = None
-            _process.process_sets = ()
             process_sets.invalidate()
 
     def is_initialized(self) -> bool:
@@ -177,11 +176,12 @@ def _identity() -> Identity:
     return identity
 
 
-def _start(comm: Any, sets: Sequence[ProcessSet] | None) -> None:
+def _start(comm: Any, asked_for: Any) -> None:
     identity = read_identity()
     tunables = read_tunables()
     _check_one_host(identity)
     _check_comm(comm, identity.size)
+    sets = process_sets.static_sets(asked_for)
     ranks_of_sets = process_sets.check_static_sets(sets, identity.size)
     with meet(identity, tunables, ranks_of_sets, _process.last_generation) as meeting:
         wiring = meeting.wiring
@@ -208,8 +208,7 @@ def _start(comm: Any, sets: Sequence[ProcessSet] | None) -> None:
             _core.shutdown()
             raise
     _process.identity = identity
-    _process.process_sets = tuple(ranks_of_sets)
-    process_sets.register(sets or (), identity.rank, identity.size)
+    process_sets.register(sets, identity.rank, identity.size)
     names.restart_counting()
 
 
@@ -254,17 +253,12 @@ def _check_comm(comm: Any, size: int) -> None:
         )
 
 
-def _check_same_sets(sets: Sequence[ProcessSet] | None, process: _Process) -> None:
+def _name_sets_again(asked_for: Any, identity: Identity | None) -> None:
     """A second init may name the sets that exist; its objects then stand for them too."""
-    if sets is None or process.identity is None:
+    sets = process_sets.static_sets(asked_for)
+    if asked_for is None or isinstance(asked_for, str) or identity is None:
         return
-    ranks_of_sets = tuple(process_sets.check_static_sets(sets, process.identity.size))
-    if ranks_of_sets != process.process_sets:
-        raise ValueError(
-            f"init: Horovod runs already, with the process sets {list(process.process_sets)}; it can't be given "
-            f"{list(ranks_of_sets)} before hvd.shutdown()."
-        )
-    process_sets.register(sets, process.identity.rank, process.identity.size)
+    process_sets.register_again(sets, process_sets.check_static_sets(sets, identity.size))
 
 
 def _refuse_fork() -> NoReturn:

@@ -18,6 +18,14 @@ def operation_name(op: str, name: str | None, process_set_id: int) -> str:
     return f"{op}.noname.{next(_unnamed[op, process_set_id])}"
 
 
-def restart_counting() -> None:
-    """Begins again at zero: after init all ranks count alike, also those that were started later."""
-    _unnamed.clear()
+def restart_counting(process_set_id: int | None = None) -> None:
+    """Begins again at zero, in one set or in all.
+
+    Ranks must count alike from here on: after init, also those that were started later; in a new process set, whose id
+    another may have had before; after a join, before which some ranks had more operations than others.
+    """
+    if process_set_id is None:
+        _unnamed.clear()
+        return
+    for key in [key for key in _unnamed if key[1] == process_set_id]:
+        del _unnamed[key]

@@ -1,4 +1,4 @@
-"""Python objects through collectives: pickled into bytes, which are broadcast.
+"""Python objects through collectives: pickled into bytes, which are broadcast or gathered.
 
 The bytes go to the engine as they are, without a framework's tensor around them; so all bindings share this.
 Unpickling is safe in so far as the ranks trust each other: all of them have proved the job's key.
@@ -59,42 +59,17 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     """
     name = "allgather_object" if name is None else name
     set_id = require_id(process_set)
-    own = basics.rank()
-    members = process_set.ranks or [own]
-    payload = _pickled(obj)
-    # Everyone fills in its own place, so the sum is the list of sizes; then each rank's bytes are broadcast.
-    sizes = array("q", [len(payload) if rank == own else 0 for rank in members])
-    _core.run_buffers(
-        _core.ALLREDUCE,
-        operation_name("allreduce", f"{name}.sz", set_id),
-        _core.INT64,
-        sizes,
-        sizes,
-        _core.SUM,
-        0,
-        set_id,
-        1.0,
-        1.0,
+    own = process_set.rank()
+    full_name = operation_name("allgather", f"{name}.t", set_id)
+    rows: Any = _core.run_buffers(
+        _core.ALLGATHER, full_name, _core.UINT8, _pickled(obj), None, _core.SUM, 0, set_id, 1.0, 1.0
     )
-    buffers = [payload if rank == own else bytearray(size) for rank, size in zip(members, sizes, strict=True)]
-    handles = [
-        _core.submit_buffers(
-            _core.BROADCAST,
-            operation_name("broadcast", f"{name}.t.{rank}", set_id),
-            _core.UINT8,
-            buffer,
-            buffer,
-            _core.SUM,
-            rank,
-            set_id,
-            1.0,
-            1.0,
-        )
-        for rank, buffer in zip(members, buffers, strict=True)
-    ]
-    for handle in handles:
-        _core.wait(handle)
-    return [obj if rank == own else pickle.loads(buffer) for rank, buffer in zip(members, buffers, strict=True)]
+    everything = memoryview(rows)
+    objects, start = [], 0
+    for position, size in enumerate(rows.received):
+        objects.append(obj if position == own else pickle.loads(everything[start : start + size]))
+        start += size
+    return objects
 
 
 def _pickled(obj: Any) -> memoryview:

@@ -1,17 +1,25 @@
 """Process sets: groups of ranks that run collectives among themselves.
 
 The global set (id 0) holds all ranks. Further sets are given to init(process_sets=[...]), the same on every rank, and
-get the ids 1, 2, ... in that order. shutdown takes the ids away again.
+get the ids 1, 2, ... in that order; or they are added and removed later, by all ranks together. The id of a removed set
+goes to the next one that is added. shutdown takes all ids away.
+
+Every rank knows every set, also those that it is no member of: so all find the same mistakes without asking.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from horovod import _core
+from horovod.common import names
+
 GLOBAL_ID = 0
 
 # This process's rank while the engine runs.
 _own_rank: int | None = None
-# Every object that has an id, the global set's included. Several objects may stand for one set.
+# The ranks of every set but the global one, by id.
+_ranks_by_id: dict[int, list[int]] = {}
+# Every object that has such an id. Several objects may stand for one set.
 _registered: list["ProcessSet"] = []
 
 
@@ -27,7 +35,7 @@ class ProcessSet:
     ranks: list[int] | None = None
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        """Makes a set to be given to init(process_sets=[...]).
+        """Makes a set to be given to init(process_sets=[...]) or to add_process_set.
 
         Args:
             ranks_or_comm: The members' global ranks, in any order. Communicators of mpi4py need MPI and are refused.
@@ -93,28 +101,60 @@ global_process_set = _make_global_set()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Would register a set after init, which this version can't.
+    """Registers a set after init. Every rank of the job must call it, with the same ranks.
+
+    Args:
+        process_set: A set that is not registered yet, or the ranks of one.
+
+    Returns:
+        The set, which now has an id.
 
     Raises:
-        NotImplementedError: Always; it says what to do instead.
+        ValueError: An invalid rank, or a set that exists already; nothing was started.
+        HorovodMismatchError: The ranks have called it with different sets. The job goes on.
+        HorovodInternalError: A rank was lost, or there are too many sets.
     """
-    raise NotImplementedError(
-        f"add_process_set({process_set}): this version can't add process sets after init. "
-        "Give them all to hvd.init(process_sets=[...])."
-    )
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    what = f"add_process_set: {process_set}"
+    if global_process_set.ranks is None:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    ranks = _checked_ranks(process_set, len(global_process_set.ranks), what)
+    for set_id, existing in _ranks_by_id.items():
+        if existing == ranks:
+            raise ValueError(f"{what}: duplicate of the process set with the id {set_id}, which has the same ranks.")
+    set_id = _change(_core.ADD_PROCESS_SET, 0, ranks)
+    names.restart_counting(set_id)
+    _ranks_by_id[set_id] = ranks
+    _give_id(process_set, set_id)
+    return process_set
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set, which this version can't; False for the global set or one that is not registered.
+    """Removes a set, and takes the id from all objects that stand for it. Every rank of the job must call it.
+
+    Returns:
+        Whether it was removed: False for the global set and for one that is not registered.
 
     Raises:
-        NotImplementedError: The set is registered.
+        HorovodMismatchError: The ranks have called it with different sets. The job goes on.
+        HorovodInternalError: A rank was lost.
     """
-    if process_set.process_set_id in (None, GLOBAL_ID):
+    set_id = process_set.process_set_id
+    if set_id is None or set_id == GLOBAL_ID:
         return False
-    raise NotImplementedError(
-        f"remove_process_set({process_set}): this version can't remove process sets before shutdown. "
-        "Sets are given to hvd.init(process_sets=[...]); one that is not used costs nothing."
+    _change(_core.REMOVE_PROCESS_SET, set_id, None)
+    _ranks_by_id.pop(set_id, None)
+    for known in [known for known in _registered if known.process_set_id == set_id]:
+        known.process_set_id = None
+        _registered.remove(known)
+    return True
+
+
+def _change(op: int, set_id: int, ranks: list[int] | None) -> Any:
+    # One name for both: ranks of which one adds and another removes disagree, and don't wait for each other.
+    return _core.run(
+        op, "process_set", _core.UINT8, (), 0, 0, _core.SUM, set_id, GLOBAL_ID, 1.0, 1.0, None, None, ranks
     )
 
 
@@ -125,58 +165,97 @@ def require_id(process_set: ProcessSet) -> int:
         ValueError: The set is not registered.
     """
     if process_set.process_set_id is None:
-        raise ValueError(f"{process_set} is not registered. Give it to hvd.init(process_sets=[...]) on every rank.")
+        raise ValueError(
+            f"{process_set} is not registered. Give it to hvd.init(process_sets=[...]) or hvd.add_process_set on every "
+            "rank."
+        )
     return process_set.process_set_id
+
+
+def _checked_ranks(process_set: ProcessSet, size: int, what: str) -> list[int]:
+    """The ranks of a set that could be registered."""
+    ranks = list(range(size)) if process_set is global_process_set else (process_set.ranks or [])
+    if not ranks:
+        raise ValueError(f"{what}: a process set needs at least one rank.")
+    if len(set(ranks)) < len(ranks):
+        raise ValueError(f"{what}: a rank is given more than once.")
+    invalid = [rank for rank in ranks if not 0 <= rank < size]
+    if invalid:
+        raise ValueError(f"{what}: invalid rank {invalid[0]}, the job has the ranks 0 to {size - 1}.")
+    if len(ranks) == size:
+        raise ValueError(f"{what}: duplicate of the global process set, which always exists.")
+    return ranks
+
+
+def _give_id(process_set: ProcessSet, set_id: int) -> None:
+    process_set.process_set_id = set_id
+    if not any(known is process_set for known in _registered):
+        _registered.append(process_set)
 
 
 # ---- For init and shutdown -------------------------------------------------------------------------------------------
 
 
-def check_static_sets(process_sets: Any, size: int) -> list[list[int]]:
-    """Checks the argument of init and returns the ranks of each set.
+def static_sets(process_sets: Any) -> list[ProcessSet]:
+    """The sets that the argument of init asks for: none of them if it is "dynamic", which sets always are here.
 
     Raises:
-        ValueError: Not a sequence of sets, an invalid rank, or a set that is given twice.
-        NotImplementedError: Dynamic process sets.
+        ValueError: Not a sequence of sets.
     """
     if process_sets is None:
         return []
     if isinstance(process_sets, str):
         if process_sets.lower() == "dynamic":
-            raise NotImplementedError(
-                'init(process_sets="dynamic"): this version has no dynamic process sets. '
-                "Give all sets to hvd.init(process_sets=[...])."
-            )
-        raise ValueError(f"init: expected a list of process sets, got {process_sets!r}.")
+            return []
+        raise ValueError(f'init: expected a list of process sets or "dynamic", got {process_sets!r}.')
+    sets = list(process_sets)
+    for index, process_set in enumerate(sets):
+        if not isinstance(process_set, ProcessSet):
+            raise ValueError(f"init: process_sets[{index}] = {process_set}: expected a ProcessSet.")
+    return sets
+
+
+def check_static_sets(process_sets: Sequence[ProcessSet], size: int) -> list[list[int]]:
+    """Checks the sets for init and returns the ranks of each.
+
+    Raises:
+        ValueError: An invalid rank, or a set that is given twice.
+    """
     checked: list[list[int]] = []
     for index, process_set in enumerate(process_sets):
-        entry = f"process_sets[{index}] = {process_set}"
-        if not isinstance(process_set, ProcessSet):
-            raise ValueError(f"init: {entry}: expected a ProcessSet.")
-        ranks = list(range(size)) if process_set is global_process_set else (process_set.ranks or [])
-        if not ranks:
-            raise ValueError(f"init: {entry}: a process set needs at least one rank.")
-        if len(set(ranks)) < len(ranks):
-            raise ValueError(f"init: {entry}: a rank is given more than once.")
-        invalid = [rank for rank in ranks if not 0 <= rank < size]
-        if invalid:
-            raise ValueError(f"init: {entry}: invalid rank {invalid[0]}, the job has the ranks 0 to {size - 1}.")
-        if len(ranks) == size:
-            raise ValueError(f"init: {entry}: duplicate of the global process set, which always exists.")
+        what = f"init: process_sets[{index}] = {process_set}"
+        ranks = _checked_ranks(process_set, size, what)
         if ranks in checked:
-            raise ValueError(f"init: {entry}: duplicate of process_sets[{checked.index(ranks)}].")
+            raise ValueError(f"{what}: duplicate of process_sets[{checked.index(ranks)}].")
         checked.append(ranks)
     return checked
 
 
 def register(process_sets: Sequence[ProcessSet], rank: int, size: int) -> None:
-    """Gives the sets their ids, in order from 1."""
+    """Gives the sets of init their ids, in order from 1."""
     global _own_rank  # noqa: PLW0603
     _own_rank = rank
     global_process_set.ranks = list(range(size))
-    for index, process_set in enumerate(process_sets):
-        process_set.process_set_id = index + 1
-        _registered.append(process_set)
+    for set_id, process_set in enumerate(process_sets, 1):
+        _ranks_by_id[set_id] = list(process_set.ranks or [])
+        _give_id(process_set, set_id)
+
+
+def register_again(process_sets: Sequence[ProcessSet], ranks_of_sets: list[list[int]]) -> None:
+    """Has further objects stand for sets that exist: for an init while Horovod runs.
+
+    Raises:
+        ValueError: There are other sets than these.
+    """
+    existing = [_ranks_by_id[set_id] for set_id in sorted(_ranks_by_id)]
+    if sorted(ranks_of_sets) != sorted(existing):
+        raise ValueError(
+            f"init: Horovod runs already, with the process sets {existing}; it can't be given {ranks_of_sets} before "
+            "hvd.shutdown(). To add or remove one use hvd.add_process_set and hvd.remove_process_set."
+        )
+    ids = {tuple(ranks): set_id for set_id, ranks in _ranks_by_id.items()}
+    for process_set, ranks in zip(process_sets, ranks_of_sets, strict=True):
+        _give_id(process_set, ids[tuple(ranks)])
 
 
 def invalidate() -> None:
@@ -187,3 +266,4 @@ def invalidate() -> None:
     for process_set in _registered:
         process_set.process_set_id = None
     _registered.clear()
+    _ranks_by_id.clear()

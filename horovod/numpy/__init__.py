@@ -1,9 +1,21 @@
 """Horovod for NumPy arrays: `import horovod.numpy as hvd`."""
 
+from horovod.common.barriers import barrier, join
 from horovod.common.basics import basics as _basics
 from horovod.common.exceptions import HorovodInternalError, HorovodMismatchError
+from horovod.common.handles import poll, synchronize
 from horovod.common.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.numpy.grouped import (
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+)
 from horovod.numpy.memory import zeros
 from horovod.numpy.mpi_ops import (
     Adasum,
@@ -16,13 +28,18 @@ from horovod.numpy.mpi_ops import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
-    barrier,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
-    poll,
-    synchronize,
+)
+from horovod.numpy.rows import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    reducescatter,
+    reducescatter_async,
 )
 
 init = _basics.init
@@ -59,11 +76,15 @@ __all__ = [
     "Product",
     "Sum",
     "add_process_set",
+    "allgather",
+    "allgather_async",
     "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -78,9 +99,18 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -89,6 +119,8 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
     "remove_process_set",
     "rocm_built",
     "shutdown",

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "engine/engine.h"
 #include "engine/logging.h"
@@ -21,6 +22,7 @@ namespace {
 using hvd::Engine;
 using hvd::Error;
 using hvd::InvalidError;
+using hvd::Meta;
 using hvd::Request;
 
 thread_local std::string last_error;
@@ -98,29 +100,48 @@ std::shared_ptr<Request> make_request(const hvd_request& from) {
   if (from.name == nullptr || from.ndim < 0 || (from.ndim > 0 && from.shape == nullptr)) {
     throw InvalidError("hvd_request: name or shape is missing");
   }
-  if (from.op < HVD_ALLREDUCE || from.op > HVD_BARRIER || from.dtype < HVD_UINT8 || from.dtype >= HVD_DTYPES ||
-      from.reduce_op < HVD_AVERAGE || from.reduce_op > HVD_PRODUCT) {
+  if (from.n_splits < 0 || (from.n_splits > 0 && from.splits == nullptr)) {
+    throw InvalidError("hvd_request: splits are missing");
+  }
+  if (from.op < HVD_ALLREDUCE || from.op > HVD_REMOVE_PROCESS_SET || from.dtype < HVD_UINT8 ||
+      from.dtype >= HVD_DTYPES || from.reduce_op < HVD_AVERAGE || from.reduce_op > HVD_PRODUCT) {
     throw InvalidError("hvd_request: unknown operation, data type or reduction");
   }
   auto request = std::make_shared<Request>();
   request->key.set = from.process_set;
   request->key.name.assign(from.name, from.name_length);
-  request->meta.op = from.op;
-  if (from.op != HVD_BARRIER) {
-    request->meta.dtype = from.dtype;
-    request->meta.shape.assign(from.shape, from.shape + from.ndim);
+  Meta& meta = request->meta;
+  meta.op = from.op;
+  const bool reduces = from.op == HVD_ALLREDUCE || from.op == HVD_REDUCESCATTER;
+  const bool has_tensor = reduces || hvd::moves_rows(from.op) || from.op == HVD_BROADCAST;
+  if (has_tensor) {
+    meta.dtype = from.dtype;
+    meta.shape.assign(from.shape, from.shape + from.ndim);
   }
-  if (from.op == HVD_ALLREDUCE) {
-    request->meta.reduce_op = from.reduce_op;
-    request->meta.prescale = from.prescale;
-    request->meta.postscale = from.postscale;
+  if (reduces) {
+    meta.reduce_op = from.reduce_op;
+    meta.prescale = from.prescale;
+    meta.postscale = from.postscale;
   }
-  if (from.op == HVD_BROADCAST) request->meta.root = from.root;
+  if (from.op == HVD_BROADCAST || from.op == HVD_REMOVE_PROCESS_SET) meta.root = from.root;
+  if (from.op == HVD_ADD_PROCESS_SET) meta.shape.assign(from.splits, from.splits + from.n_splits);
+  if (from.op == HVD_ALLTOALL) request->counts.assign(from.splits, from.splits + from.n_splits);
+  if (hvd::moves_rows(from.op) && from.ndim > 0) request->rows = std::exchange(meta.shape[0], hvd::kAnyRows);
+  request->allocate = from.allocate;
+  // These are one at a time, whatever the caller names them.
+  if (from.op == HVD_JOIN) request->key = {0, hvd::kJoinName};
+  if (from.op == HVD_ADD_PROCESS_SET || from.op == HVD_REMOVE_PROCESS_SET) request->key = {0, hvd::kChangeSetsName};
   request->input = from.input;
   request->output = from.output;
   request->callback = from.callback;
   request->context = from.context;
   return request;
+}
+
+// Whether there is something for hvd_take_result.
+bool has_result(const Request& request) {
+  const hvd_op op = request.meta.op;
+  return hvd::moves_rows(op) || op == HVD_JOIN || op == HVD_ADD_PROCESS_SET;
 }
 
 hvd_handle keep(const std::shared_ptr<Request>& request) {
@@ -220,12 +241,6 @@ hvd_status hvd_init(const hvd_config* config) {
     if (segment->local_size() != config->local_size || segment->cache_capacity() != config->cache_capacity) {
       throw InvalidError("the segment was made for other settings");
     }
-    for (size_t set = 0; set < world.process_sets.size(); ++set) {
-      const std::vector<int>& ranks = world.process_sets[set];
-      if (std::binary_search(ranks.begin(), ranks.end(), world.rank)) {
-        segment->reserve_channel(config->segment_fd, static_cast<int>(set), world.local_rank);
-      }
-    }
     auto made = std::make_shared<Engine>(std::move(world), settings, segment, config->alive_fds, config->doorbells,
                                          config->arena_fds);
     remember_descriptors(made->descriptors());
@@ -291,10 +306,31 @@ hvd_status hvd_run(const hvd_request* request, int64_t timeout_ms, hvd_handle* h
     const auto running = running_engine();
     const auto made = make_request(*request);
     running->run(made, to_ns(timeout_ms));
-    if (made->status.load() == HVD_PENDING) *handle = keep(made);
+    const hvd_status status = made->status.load();
+    if (status == HVD_PENDING || (status == HVD_OK && has_result(*made))) *handle = keep(made);
     return outcome(*made);
   });
 }
+
+hvd_status hvd_take_result(hvd_handle handle, hvd_result* result) {
+  return guarded([&] {
+    const auto request = find(handle);
+    if (result->struct_size != sizeof(hvd_result)) throw InvalidError("hvd_result: unknown size of the structure");
+    if (request->status.load() != HVD_OK || !has_result(*request)) {
+      throw InvalidError("handle " + std::to_string(handle) + " has no result to take");
+    }
+    *result = {sizeof(hvd_result),
+               request->data.release(),
+               static_cast<int32_t>(request->result_shape.size()),
+               request->result_shape.data(),
+               static_cast<int32_t>(request->received.size()),
+               request->received.data(),
+               request->value};
+    return HVD_OK;
+  });
+}
+
+void hvd_free_data(void* data) { std::free(data); }
 
 void* hvd_alloc(size_t bytes) {
   try {

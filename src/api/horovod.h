@@ -128,8 +128,9 @@ HVD_EXPORT int hvd_is_initialized(void);
 
 // Called once when the operation has ended, on a thread of the completion pool; may block. message is "" on success.
 typedef void (*hvd_callback)(void* context, hvd_status status, const char* message);
-// Allocates the result of an allgather or alltoall, whose first dimension is known only then. Called once, on the thread
-// that drives the engine, so it must be quick and must not call the engine. NULL: no memory, the operation fails.
+// Allocates the result of an allgather or alltoall, whose first dimension is known only then. Called once, on the
+// thread that drives the engine, so it must be quick and must not call the engine. NULL: no memory, the operation
+// fails.
 typedef void* (*hvd_allocate)(void* context, int32_t ndim, const int64_t* shape);
 
 typedef struct {
@@ -178,7 +179,7 @@ typedef struct {
   // allgather, alltoall without hvd_request.allocate: the memory, now the caller's, for hvd_free_data. Else NULL.
   void* data;
   int32_t ndim;
-  const int64_t* shape;     // allgather, alltoall: of the result. Valid until hvd_release
+  const int64_t* shape;  // allgather, alltoall: of the result. Valid until hvd_release
   int32_t n_received;
   const int64_t* received;  // alltoall: the rows that came from each member. Valid until hvd_release
   int32_t value;            // join: the rank that joined last; HVD_ADD_PROCESS_SET: the id

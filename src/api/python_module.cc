@@ -1,10 +1,9 @@
 // horovod._core: the C interface for Python, and nothing above it. Names, dtypes and defaults are the bindings'
-// business; operations and handles are in python_operations.h, the life cycle and the module itself are here.
+// business; operations and handles are in python_operations.h, memory of the engine in python_memory.h, the life cycle
+// and the module itself are here.
 #include <new>
-#include <string>
 #include <vector>
 
-#include "api/python_memory.h"
 #include "api/python_operations.h"
 
 namespace horovod::python {
@@ -187,15 +186,18 @@ PyCFunction method(Function function) {
 PyMethodDef methods[] = {
     {"submit", method(py_submit), METH_FASTCALL,
      "submit(op, name, dtype, shape, in_ptr, out_ptr, reduce_op, root, process_set, prescale, postscale, result, "
-     "keep_alive) -> handle\n\nStarts an operation; wait(handle) returns result."},
+     "keep_alive[, splits]) -> handle\n\nStarts an operation; wait(handle) returns result. ALLGATHER and ALLTOALL: it "
+     "returns result(rows), or the rows if result is None. JOIN and ADD_PROCESS_SET: it returns a number."},
     {"run", method(py_run), METH_FASTCALL, "run(<as submit>) -> result\n\nRuns an operation to its end."},
     {"submit_buffers", method(py_submit_buffers), METH_FASTCALL,
-     "submit_buffers(op, name, dtype, input, output, reduce_op, root, process_set, prescale, postscale) -> handle\n\n"
-     "As submit, on objects with the buffer protocol; the result is output."},
+     "submit_buffers(op, name, dtype, input, output, reduce_op, root, process_set, prescale, postscale[, splits]) -> "
+     "handle\n\nAs submit, on objects with the buffer protocol; the result is output. ALLGATHER and ALLTOALL: output "
+     "is the function that makes the result from the rows, or None."},
     {"run_buffers", method(py_run_buffers), METH_FASTCALL,
-     "run_buffers(<as submit_buffers>) -> output\n\nRuns an operation to its end."},
+     "run_buffers(<as submit_buffers>) -> result\n\nRuns an operation to its end."},
     {"poll", py_poll, METH_O, "poll(handle) -> bool\n\nWhether the operation has ended; ValueError if unknown."},
     {"wait", py_wait, METH_O, "wait(handle) -> result\n\nWaits for the operation and forgets it; None if unknown."},
+    {"forget", py_forget, METH_O, "forget(handle)\n\nGives up a handle without waiting for its operation."},
     {"init", method(py_init), METH_VARARGS | METH_KEYWORDS, "init(**config)\n\nStarts the engine: see hvd_config."},
     {"shutdown", py_shutdown, METH_NOARGS, "shutdown()\n\nStops the engine; everything pending fails."},
     {"is_initialized", py_is_initialized, METH_NOARGS, "is_initialized() -> bool"},
@@ -223,8 +225,14 @@ const struct {
   int value;
 } constants[] = {
     {"ALLREDUCE", HVD_ALLREDUCE},
+    {"ALLGATHER", HVD_ALLGATHER},
     {"BROADCAST", HVD_BROADCAST},
+    {"ALLTOALL", HVD_ALLTOALL},
+    {"REDUCESCATTER", HVD_REDUCESCATTER},
     {"BARRIER", HVD_BARRIER},
+    {"JOIN", HVD_JOIN},
+    {"ADD_PROCESS_SET", HVD_ADD_PROCESS_SET},
+    {"REMOVE_PROCESS_SET", HVD_REMOVE_PROCESS_SET},
     {"AVERAGE", HVD_AVERAGE},
     {"SUM", HVD_SUM},
     {"ADASUM", HVD_ADASUM},
@@ -242,6 +250,12 @@ const struct {
     {"FLOAT64", HVD_FLOAT64},
     {"BOOL", HVD_BOOL},
     {"BFLOAT16", HVD_BFLOAT16},
+    {"UINT32", HVD_UINT32},
+    {"UINT64", HVD_UINT64},
+    {"COMPLEX64", HVD_COMPLEX64},
+    {"COMPLEX128", HVD_COMPLEX128},
+    {"FLOAT8_E4M3FN", HVD_FLOAT8_E4M3FN},
+    {"FLOAT8_E5M2", HVD_FLOAT8_E5M2},
 };
 
 }  // namespace
@@ -258,12 +272,15 @@ PyMODINIT_FUNC PyInit__core() {
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
   PyObject* shared_memory = make_shared_memory_type();
-  if (shared_memory == nullptr || PyModule_AddObjectRef(module, "SharedMemory", shared_memory) != 0) {
+  PyObject* rows = make_rows_type();
+  if (shared_memory == nullptr || PyModule_AddObjectRef(module, "SharedMemory", shared_memory) != 0 ||
+      rows == nullptr || PyModule_AddObjectRef(module, "Rows", rows) != 0) {
     Py_XDECREF(shared_memory);
+    Py_XDECREF(rows);
     Py_DECREF(module);
     return nullptr;
   }
-  Py_DECREF(shared_memory);
+  Py_DECREF(shared_memory);  // the module has it; rows_type keeps its own reference
   for (const auto& constant : constants) {
     if (PyModule_AddIntConstant(module, constant.name, constant.value) != 0) {
       Py_DECREF(module);

@@ -1,45 +1,39 @@
-// Operations of horovod._core: from Python arguments to hvd_request, and handles. Included by python_module.cc alone.
+// Operations of horovod._core: starting, running, waiting, handles. Included by python_module.cc alone.
 //
 // Who keeps the memory alive
 //   An operation reads and writes memory that belongs to Python objects. `Held` is the set of references (and exported
 //   buffers) of one operation; it is given up only when the operation has ended:
 //   - run():     on the stack of the call. If an exception interrupts the wait (Ctrl-C), it moves to `abandoned`, which
-//   is
-//                swept by the next submission and by shutdown().
+//                is swept by the next submission and by shutdown().
 //   - submit():  in `records`, by handle, until wait() has returned the result or the error. shutdown() ends every
 //                operation: it keeps each outcome for a later wait() and gives up the memory.
 //   Both tables are guarded by the GIL. They are never destroyed: at interpreter exit the objects may be gone before
 //   us.
+//
+// What an operation returns
+//   Mostly an object that was handed in (`Held::result`). Of an allgather or alltoall the engine makes the result: then
+//   that object is a function, called with the Rows, or None for the Rows themselves. Join and HVD_ADD_PROCESS_SET
+//   return a number. The engine gives its part once, so it is kept (`Held::given`) for all threads that wait.
 //
 // No destructor here touches Python: a daemon thread that takes the GIL back while the interpreter ends is unwound by
 // pthread_exit, without the GIL.
 #ifndef HOROVOD_API_PYTHON_OPERATIONS_H_
 #define HOROVOD_API_PYTHON_OPERATIONS_H_
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "api/horovod.h"
+#include "api/python_memory.h"
+#include "api/python_requests.h"
 
 namespace horovod::python {
-
-static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "shapes are handed over without conversion");
 
 constexpr int64_t kSliceMs = 100;  // how long Ctrl-C may go unnoticed
 
 inline PyObject* internal_error = nullptr;
 inline PyObject* mismatch_error = nullptr;
-
-struct Held {
-  Py_buffer buffers[2];
-  int n_buffers = 0;
-  PyObject* result = nullptr;      // what the operation returns
-  PyObject* keep_alive = nullptr;  // whatever else owns the memory
-};
 
 struct Record {
   Held held;
@@ -61,6 +55,7 @@ inline void give_up(Held* held) {
   held->n_buffers = 0;
   Py_CLEAR(held->keep_alive);
   Py_CLEAR(held->result);
+  Py_CLEAR(held->given);
 }
 
 inline PyObject* raise_status(hvd_status status, const char* message) {
@@ -99,135 +94,40 @@ inline hvd_status wait_in_slices(hvd_handle handle) {
   }
 }
 
-// ---- Requests -------------------------------------------------------------------------------------------------------
+// ---- Results --------------------------------------------------------------------------------------------------------
 
-inline bool to_int64(PyObject* object, int64_t* value) {
-  *value = PyLong_AsLongLong(object);
-  return *value != -1 || PyErr_Occurred() == nullptr;
-}
+constexpr Py_ssize_t kElementBytes[] = {1, 1, 2, 2, 4, 8, 2, 4, 8, 1, 2, 4, 8, 8, 16, 1, 1};
+static_assert(sizeof(kElementBytes) / sizeof(kElementBytes[0]) == HVD_DTYPES, "one entry per hvd_dtype");
 
-inline bool to_int(PyObject* object, int* value) {
-  const long number = PyLong_AsLong(object);
-  if (number == -1 && PyErr_Occurred() != nullptr) return false;
-  if (number < INT32_MIN || number > INT32_MAX) {
-    PyErr_SetString(PyExc_OverflowError, "expected a 32-bit integer");
+// Takes what the engine made for an operation that has ended well. Runs no other Python code. False: an exception is
+// set.
+inline bool receive(hvd_handle handle, Held* held) {
+  const bool rows = gives_rows(held->op);
+  if ((!rows && !gives_number(held->op)) || held->given != nullptr) return true;
+  hvd_result result = {};
+  result.struct_size = sizeof(result);
+  const hvd_status status = hvd_take_result(handle, &result);
+  if (status != HVD_OK) {
+    raise_status(status, hvd_last_error());
     return false;
   }
-  *value = static_cast<int>(number);
-  return true;
+  held->given = rows ? make_rows(result, kElementBytes[held->dtype]) : PyLong_FromLong(result.value);
+  return held->given != nullptr;
 }
 
-inline bool to_double(PyObject* object, double* value) {
-  *value = PyFloat_AsDouble(object);
-  return *value != -1.0 || PyErr_Occurred() == nullptr;
-}
-
-inline bool to_pointer(PyObject* object, void** value) {
-  *value = PyLong_AsVoidPtr(object);
-  return *value != nullptr || PyErr_Occurred() == nullptr;
-}
-
-// op, name, dtype: the first three arguments of every kind of request.
-inline bool parse_head(PyObject* const* args, hvd_request* request) {
-  int op = 0;
-  int dtype = 0;
-  Py_ssize_t length = 0;
-  if (!to_int(args[0], &op)) return false;
-  request->name = PyUnicode_AsUTF8AndSize(args[1], &length);
-  if (request->name == nullptr || !to_int(args[2], &dtype)) return false;
-  request->struct_size = sizeof(hvd_request);
-  request->op = static_cast<hvd_op>(op);
-  request->name_length = static_cast<size_t>(length);
-  request->dtype = static_cast<hvd_dtype>(dtype);
-  request->callback = nullptr;
-  request->context = nullptr;
-  return true;
-}
-
-// reduce_op, root, process_set, prescale, postscale.
-inline bool parse_tail(PyObject* const* args, hvd_request* request) {
-  int reduce_op = 0;
-  if (!to_int(args[0], &reduce_op)) return false;
-  request->reduce_op = static_cast<hvd_reduce_op>(reduce_op);
-  return to_int(args[1], &request->root) && to_int(args[2], &request->process_set) &&
-         to_double(args[3], &request->prescale) && to_double(args[4], &request->postscale);
-}
-
-inline bool wrong_count(const char* function, Py_ssize_t expected, Py_ssize_t count) {
-  if (count == expected) return false;
-  PyErr_Format(PyExc_TypeError, "%s() takes %zd positional arguments, %zd given", function, expected, count);
-  return true;
-}
-
-// Arguments by pointer: op, name, dtype, shape, in_ptr, out_ptr, <tail>, result, keep_alive.
-inline bool parse_pointers(const char* function, PyObject* const* args, Py_ssize_t count, int64_t* shape,
-                           hvd_request* request, Held* held) {
-  if (wrong_count(function, 13, count) || !parse_head(args, request)) return false;
-  const Py_ssize_t ndim = PyTuple_Size(args[3]);
-  if (ndim < 0) return false;
-  if (ndim > HVD_MAX_DIMS) {
-    PyErr_Format(PyExc_ValueError, "%U has %zd dimensions; at most %d are supported.", args[1], ndim, HVD_MAX_DIMS);
-    return false;
+// What the operation returns. Takes the references; may run Python code.
+inline PyObject* finish(hvd_op op, PyObject* result, PyObject* given) {
+  if (given == nullptr) return result;
+  PyObject* made = given;
+  if (gives_rows(op) && result != Py_None) {
+    made = PyObject_CallFunctionObjArgs(result, given, nullptr);
+    Py_DECREF(given);
   }
-  for (Py_ssize_t i = 0; i < ndim; ++i) {
-    if (!to_int64(PyTuple_GetItem(args[3], i), &shape[i])) return false;
-  }
-  request->ndim = static_cast<int32_t>(ndim);
-  request->shape = shape;
-  void* input = nullptr;
-  if (!to_pointer(args[4], &input) || !to_pointer(args[5], &request->output) || !parse_tail(args + 6, request)) {
-    return false;
-  }
-  request->input = input;
-  Py_INCREF(args[11]);
-  held->result = args[11];
-  Py_INCREF(args[12]);
-  held->keep_alive = args[12];
-  return true;
+  Py_XDECREF(result);
+  return made;
 }
 
-// A dense buffer of `object`, or a ValueError that says what is wrong with it.
-inline bool get_buffer(PyObject* object, bool writable, PyObject* name, Held* held) {
-  Py_buffer* view = &held->buffers[held->n_buffers];
-  if (PyObject_GetBuffer(object, view, writable ? PyBUF_ND | PyBUF_WRITABLE : PyBUF_ND) == 0) {
-    ++held->n_buffers;
-    return true;
-  }
-  if (PyObject_CheckBuffer(object) == 0) return false;  // its TypeError is clear
-  PyErr_Clear();
-  if (writable && PyObject_GetBuffer(object, view, PyBUF_ND) == 0) {
-    PyBuffer_Release(view);
-    PyErr_Format(PyExc_ValueError, "Tensor is read-only, the result of %U can't be written into it.", name);
-  } else {
-    PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "Tensor is required to be contiguous. (%U; C order)", name);
-  }
-  return false;
-}
-
-// Arguments by buffer: op, name, dtype, input, output, <tail>. The result is the output object.
-inline bool parse_buffers(const char* function, PyObject* const* args, Py_ssize_t count, hvd_request* request,
-                          Held* held) {
-  if (wrong_count(function, 10, count) || !parse_head(args, request)) return false;
-  if (!get_buffer(args[4], true, args[1], held)) return false;
-  const bool in_place = args[3] == args[4];
-  if (!in_place && !get_buffer(args[3], false, args[1], held)) return false;
-  const Py_buffer& output = held->buffers[0];
-  const Py_buffer& input = held->buffers[in_place ? 0 : 1];
-  if (input.len != output.len) {
-    PyErr_Format(PyExc_ValueError, "The input of %U has %zd bytes and its output %zd; expected the same.", args[1],
-                 input.len, output.len);
-    return false;
-  }
-  request->ndim = input.ndim;
-  request->shape = reinterpret_cast<const int64_t*>(input.shape);
-  request->input = input.buf;
-  request->output = output.buf;
-  if (!parse_tail(args + 5, request)) return false;
-  Py_INCREF(args[4]);
-  held->result = args[4];
-  return true;
-}
+// ---- Starting and running -------------------------------------------------------------------------------------------
 
 inline PyObject* start(const hvd_request& request, Held* held) {
   if (!abandoned.empty()) sweep_abandoned();
@@ -255,15 +155,18 @@ inline PyObject* run(const hvd_request& request, Held* held) {
       abandoned.push_back({handle, *held});
       return nullptr;
     }
-    if (status != HVD_OK) raise_status(status, hvd_last_error());
-    hvd_release(handle);
-  } else if (status != HVD_OK) {
+  }
+  bool good = false;
+  if (status == HVD_OK) {
+    good = receive(handle, held);
+  } else {
     raise_status(status, hvd_last_error());
   }
-  PyObject* result = held->result;
-  held->result = nullptr;
+  if (handle != 0) hvd_release(handle);
+  PyObject* result = std::exchange(held->result, nullptr);
+  PyObject* given = std::exchange(held->given, nullptr);
   give_up(held);
-  if (status == HVD_OK) return result;
+  if (good) return finish(held->op, result, given);
   Py_XDECREF(result);
   return nullptr;
 }
@@ -272,18 +175,20 @@ inline PyObject* run(const hvd_request& request, Held* held) {
 template <typename Act>
 PyObject* with_pointers(const char* function, PyObject* const* args, Py_ssize_t count, Act act) {
   int64_t shape[HVD_MAX_DIMS];
+  std::vector<int64_t> splits;
   hvd_request request;
   Held held;
-  if (parse_pointers(function, args, count, shape, &request, &held)) return act(request, &held);
+  if (parse_pointers(function, args, count, shape, &splits, &request, &held)) return act(request, &held);
   give_up(&held);
   return nullptr;
 }
 
 template <typename Act>
 PyObject* with_buffers(const char* function, PyObject* const* args, Py_ssize_t count, Act act) {
+  std::vector<int64_t> splits;
   hvd_request request;
   Held held;
-  if (parse_buffers(function, args, count, &request, &held)) return act(request, &held);
+  if (parse_buffers(function, args, count, &splits, &request, &held)) return act(request, &held);
   give_up(&held);
   return nullptr;
 }
@@ -318,22 +223,28 @@ inline PyObject* py_poll(PyObject*, PyObject* argument) {
 // Ends the handle's record: its result, or the exception of `status`.
 inline PyObject* conclude(std::unordered_map<hvd_handle, Record>::iterator record, hvd_status status,
                           const char* message) {
+  const hvd_handle handle = record->first;
+  const hvd_op op = record->second.held.op;
   PyObject* result = nullptr;
-  if (status == HVD_OK) {
-    result = record->second.held.result;
-    Py_XINCREF(result);
-  } else {
+  PyObject* given = nullptr;
+  bool good = false;
+  if (status != HVD_OK) {
     raise_status(status, message);
+  } else if (receive(handle, &record->second.held)) {
+    good = true;
+    result = record->second.held.result;
+    given = record->second.held.given;
+    Py_XINCREF(result);
+    Py_XINCREF(given);
   }
   if (record->second.waiters == 0) {
     const bool forget = record->second.end == HVD_PENDING;
     Held held = record->second.held;
-    const hvd_handle handle = record->first;
     records.erase(record);  // before give_up, which may run Python code
     if (forget) hvd_release(handle);
     give_up(&held);
   }
-  return result;
+  return good ? finish(op, result, given) : nullptr;
 }
 
 inline PyObject* py_wait(PyObject*, PyObject* argument) {
@@ -356,21 +267,46 @@ inline PyObject* py_wait(PyObject*, PyObject* argument) {
   return conclude(record, status, hvd_last_error());
 }
 
+// Gives up a handle without waiting: nobody wants its result.
+inline PyObject* py_forget(PyObject*, PyObject* argument) {
+  int64_t handle = 0;
+  if (!to_int64(argument, &handle)) return nullptr;
+  const auto record = records.find(handle);
+  if (record == records.end() || record->second.waiters > 0) return none();
+  Held held = record->second.held;
+  const bool ended = record->second.end != HVD_PENDING;
+  records.erase(record);
+  if (ended) {
+    give_up(&held);
+  } else {
+    abandoned.push_back({handle, held});
+  }
+  return none();
+}
+
 // After hvd_shutdown: everything has ended. Keeps the outcomes for wait() and gives up the memory.
 inline void settle_records() {
   sweep_abandoned();
   std::vector<Held> ended;
   for (auto& [handle, record] : records) {
     if (record.end != HVD_PENDING || record.waiters > 0) continue;
-    const hvd_status end = hvd_poll(handle);
-    if (end == HVD_PENDING) continue;
-    record.end = end;
+    record.end = hvd_poll(handle);
+    if (record.end == HVD_PENDING) continue;
     record.message = hvd_last_error();
+    if (record.end == HVD_OK && !receive(handle, &record.held)) {
+      PyErr_Clear();
+      record.end = HVD_SYSTEM;
+      record.message = "There was no memory for the result.";
+    }
     hvd_release(handle);
     ended.push_back(record.held);
-    if (end == HVD_OK) {
-      ended.back().result = nullptr;
-      record.held = Held{.buffers = {}, .result = record.held.result};
+    if (record.end == HVD_OK) {
+      ended.back().result = ended.back().given = nullptr;
+      Held kept;
+      kept.op = record.held.op;
+      kept.result = record.held.result;
+      kept.given = record.held.given;
+      record.held = kept;
     } else {
       record.held = Held();
     }

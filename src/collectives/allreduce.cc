@@ -18,8 +18,8 @@
 // In direct and sliced a member stays one chunk ahead: it publishes chunk s + 1 before it waits for its peers' chunk s.
 #include <cstring>
 
+#include "collectives/arithmetic.h"
 #include "collectives/collectives.h"
-#include "kernels/kernels.h"
 #include "transport/errors.h"
 
 namespace hvd {
@@ -44,21 +44,7 @@ struct Range {
 class Reduction {
  public:
   Reduction(const Channel& channel, const Batch& batch)
-      : channel_(channel),
-        batch_(batch),
-        element_(dtype_bytes(batch.dtype)),
-        scale_copy_(kernels().scale_copy[batch.dtype]),
-        fold_(kernels().fold[batch.dtype][batch.reduce_op]) {
-    finish_.factor = batch.postscale;
-    if (batch.reduce_op == HVD_AVERAGE) {
-      const bool integer = batch.dtype <= HVD_INT64 || batch.dtype == HVD_UINT32 || batch.dtype == HVD_UINT64;
-      if (integer) {
-        finish_.divisor = channel.size();
-      } else {
-        finish_.factor /= channel.size();
-      }
-    }
-  }
+      : channel_(channel), batch_(batch), arithmetic_(batch, channel.size()) {}
 
   size_t chunks() const { return (batch_.bytes() + Channel::kChunkBytes - 1) / Channel::kChunkBytes; }
   size_t lo(size_t c) const { return c * Channel::kChunkBytes; }
@@ -68,11 +54,7 @@ class Reduction {
   void copy_in(size_t c, uint64_t s) const {
     std::byte* const chunk = channel_.payload(channel_.me(), s, bytes(c));
     batch_.for_pieces(lo(c), hi(c), [&](const std::byte* input, std::byte*, size_t offset, size_t n) {
-      if (batch_.prescale == 1.0) {
-        std::memcpy(chunk + offset, input, n);
-      } else {
-        scale_copy_(chunk + offset, input, n / element_, batch_.prescale);
-      }
+      arithmetic_.copy_in(chunk + offset, input, n);
     });
   }
 
@@ -82,7 +64,7 @@ class Reduction {
     batch_.for_pieces(lo(c), hi(c), [&](const std::byte*, std::byte* output, size_t offset, size_t n) {
       for (int m = 0; m < channel_.size(); ++m)
         sources[static_cast<size_t>(m)] = channel_.payload(m, s, bytes(c)) + offset;
-      fold_(output, sources.data(), channel_.size(), n / element_, finish_);
+      arithmetic_.fold(output, sources, n);
     });
   }
 
@@ -100,7 +82,7 @@ class Reduction {
       sources[static_cast<size_t>(m)] = channel_.payload(m, s, bytes(c)) + mine.begin;
     }
     std::byte* const result = channel_.payload(channel_.me(), s, bytes(c)) + mine.begin;
-    fold_(result, sources.data(), channel_.size(), mine.bytes() / element_, finish_);
+    arithmetic_.fold(result, sources, mine.bytes());
   }
 
   void copy_out(size_t c, uint64_t s, int member) const {
@@ -117,16 +99,13 @@ class Reduction {
     const Range part = slice(channel_.me(), batch_.bytes()).part(lo);
     std::vector<const void*> sources;
     for (const std::byte* tensor : tensors) sources.push_back(tensor + part.begin);
-    fold_(mine + part.begin, sources.data(), channel_.size(), part.bytes() / element_, finish_);
+    arithmetic_.fold(mine + part.begin, sources, part.bytes());
   }
 
  private:
   const Channel& channel_;
   const Batch& batch_;
-  const size_t element_;
-  void (*scale_copy_)(void*, const void*, size_t, double);
-  void (*fold_)(void*, const void* const*, int, size_t, const Finish&);
-  Finish finish_;
+  const Arithmetic arithmetic_;
 };
 
 Task reduce_direct(Channel& channel, const Batch& batch) {

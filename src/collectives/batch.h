@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api/horovod.h"
+#include "collectives/rows.h"
 
 namespace hvd {
 
@@ -19,6 +20,8 @@ class Batch {
   hvd_reduce_op reduce_op = HVD_SUM;
   int root = -1;  // member index
   double prescale = 1.0, postscale = 1.0;
+  bool neutral = false;          // this member has joined: its input is the neutral element, which is not scaled
+  std::vector<RowsTensor> rows;  // allgather, alltoall, reducescatter: the tensors by rows
 
   void add(const void* input, void* output, size_t bytes) {
     tensors_.push_back({static_cast<const std::byte*>(input), static_cast<std::byte*>(output), bytes_, bytes});
@@ -26,6 +29,8 @@ class Batch {
   }
   size_t bytes() const { return bytes_; }
   size_t tensors() const { return tensors_.size(); }
+  size_t start(size_t tensor) const { return tensors_[tensor].start; }
+  size_t bytes(size_t tensor) const { return tensors_[tensor].bytes; }
   const std::byte* input(size_t tensor) const { return tensors_[tensor].input; }
   std::byte* output(size_t tensor) const { return tensors_[tensor].output; }
 

@@ -11,8 +11,14 @@
 namespace hvd {
 
 Task allreduce(Channel& channel, const Batch& batch, PeerArenas& arenas);
+Task adasum(Channel& channel, const Batch& batch);
 Task broadcast(Channel& channel, const Batch& batch);
 Task barrier(Channel& channel);
+// Allgather and alltoall.
+Task move_rows(Channel& channel, const Batch& batch);
+Task reducescatter(Channel& channel, const Batch& batch);
+// How many of a reducescatter's rows a member gets.
+int64_t rows_of(int member, int members, int64_t rows);
 
 }  // namespace hvd
 #endif  // HOROVOD_COLLECTIVES_COLLECTIVES_H_

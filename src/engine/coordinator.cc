@@ -5,6 +5,7 @@
 
 #include "engine/logging.h"
 #include "engine/mismatch.h"
+#include "transport/channel.h"
 
 namespace hvd {
 namespace {
@@ -12,6 +13,10 @@ namespace {
 constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
 // Keeps one entry well below the size of the log.
 constexpr size_t kMostIdsPerRun = 8192;
+
+bool works_with_join(hvd_op op) {
+  return op == HVD_ALLREDUCE || op == HVD_ALLGATHER || op == HVD_ALLTOALL || op == HVD_BARRIER;
+}
 
 bool same_class(const Meta& a, const Meta& b) {
   return a.op == b.op && a.dtype == b.dtype && a.reduce_op == b.reduce_op && a.root == b.root &&
@@ -28,7 +33,8 @@ Coordinator::Coordinator(const World& world, const Settings& settings, std::shar
       doorbells_(doorbells),
       counters_(counters),
       set_busy_(std::move(set_busy)),
-      log_(segment_->log_lines().written, segment_->log_bytes(), Segment::kLogBytes) {
+      log_(segment_->log_lines().written, segment_->log_bytes(), Segment::kLogBytes),
+      sets_(world.process_sets) {
   for (int r = 0; r < segment_->local_size(); ++r) {
     ByteRingLines& lines = segment_->request_lines(r);
     requests_.emplace_back(lines.written, lines.read, segment_->request_bytes(r), Segment::kRequestRingBytes);
@@ -53,6 +59,7 @@ bool Coordinator::poll() {
       throw BadMessage("in the requests of " + world_.describe(r));
     }
   }
+  if (!joined_.empty()) submit_for_joined();
   while (!no_id_yet_.empty() && (!free_cached_.empty() || !free_uncached_.empty())) {
     auto [key, pending] = std::move(no_id_yet_.front());
     no_id_yet_.pop_front();
@@ -119,9 +126,9 @@ void Coordinator::stop(hvd_status status, const std::string& text) {
 // ---- Full requests --------------------------------------------------------------------------------------------------
 
 void Coordinator::take(int rank, const Submit& message) {
-  if (message.key.set < 0 || static_cast<size_t>(message.key.set) >= world_.process_sets.size()) {
-    throw BadMessage("process set " + std::to_string(message.key.set) + " from rank " + std::to_string(rank));
-  }
+  if (message.meta.op == HVD_JOIN) return join(rank);
+  // Of a set that has just been removed: the rank will read that in the log, and fail the request itself.
+  if (!is_member(message.key.set, rank)) return;
   if (const auto cached_id = ids_.find(message.key); cached_id != ids_.end()) {
     // Another rank may have arrived by bit with the old metadata: the Evict makes it send a full request too.
     if (names_[cached_id->second].ready) close(queues_[static_cast<size_t>(names_[cached_id->second].queue)]);
@@ -131,15 +138,34 @@ void Coordinator::take(int rank, const Submit& message) {
   if (pending.by_rank.empty()) pending.since = settings_.now();
   pending.by_rank[rank] = message.meta;
   pending.wanted |= message.wanted;
-  if (pending.by_rank.size() < world_.process_sets[static_cast<size_t>(message.key.set)].size()) return;
-
-  Pending complete = std::move(pending);
+  if (pending.by_rank.size() < sets_[static_cast<size_t>(message.key.set)].size()) return;
+  Pending whole = std::move(pending);
   pending_.erase(message.key);
-  if (const std::string text = describe_mismatch(message.key, complete.by_rank); !text.empty()) {
-    append(Refuse{message.key, text});
-  } else {
-    define(message.key, std::move(complete));
+  complete(message.key, std::move(whole));
+}
+
+// All members have submitted the name, or have joined.
+void Coordinator::complete(const Key& key, Pending pending) {
+  const Meta& meta = pending.by_rank.begin()->second;
+  const bool with_joined = pending.by_rank.size() < sets_[static_cast<size_t>(key.set)].size();
+  std::string text = describe_mismatch(key, pending.by_rank);
+  if (text.empty() && with_joined && !works_with_join(meta.op)) {
+    text = std::string(name_of(meta.op)) + " is not supported with Join at this time: " + ranks_text(joined_) +
+           " joined, and tensor '" + key.name + "' needs all ranks.";
   }
+  if (!text.empty()) {
+    append(Refuse{key, text});
+  } else if (meta.op == HVD_ADD_PROCESS_SET || meta.op == HVD_REMOVE_PROCESS_SET) {
+    change_sets(meta);
+  } else {
+    define(key, std::move(pending));
+  }
+}
+
+bool Coordinator::is_member(int set, int rank) const {
+  if (set < 0 || static_cast<size_t>(set) >= sets_.size()) return false;
+  const std::vector<int>& ranks = sets_[static_cast<size_t>(set)];
+  return std::binary_search(ranks.begin(), ranks.end(), rank);
 }
 
 void Coordinator::take(int, const Want& message) {
@@ -165,11 +191,107 @@ void Coordinator::define(const Key& key, Pending pending) {
   name.state = IdState::kLive;
   name.key = key;
   name.meta = pending.by_rank.begin()->second;
-  name.members = pending.by_rank.size();
+  name.members = sets_[static_cast<size_t>(key.set)].size();
   name.bytes = name.meta.bytes();
   ids_[key] = *id;
   append(Define{*id, key, name.meta});
   add_ready(*id, pending.wanted);
+}
+
+// ---- Joined ranks ---------------------------------------------------------------------------------------------------
+
+void Coordinator::join(int rank) {
+  joined_.push_back(rank);
+  if (joined_.size() < sets_[0].size()) return;
+  append(JoinEnd{joined_.back()});
+  joined_.clear();
+}
+
+// Submits, for those who have joined, what all others of a set have submitted.
+void Coordinator::submit_for_joined() {
+  const auto has_joined = [this](int rank) { return std::find(joined_.begin(), joined_.end(), rank) != joined_.end(); };
+  std::vector<Key> complete_now;
+  for (const auto& [key, pending] : pending_) {
+    const auto& ranks = sets_[static_cast<size_t>(key.set)];
+    const bool all = std::all_of(ranks.begin(), ranks.end(),
+                                 [&](int rank) { return pending.by_rank.contains(rank) || has_joined(rank); });
+    if (all) complete_now.push_back(key);
+  }
+  for (const Key& key : complete_now) {
+    Pending pending = std::move(pending_[key]);
+    pending_.erase(key);
+    complete(key, std::move(pending));
+  }
+  for (uint32_t id = 0; id < static_cast<uint32_t>(segment_->cache_capacity()); ++id) {
+    const Name& name = names_[id];
+    if (name.state != IdState::kLive) continue;
+    Slot& slot = segment_->slot(static_cast<int>(id));
+    const uint64_t count = slot.arrived.load();
+    if (count % name.members == 0) continue;
+    const std::vector<int> missing = missing_ranks(id);
+    if (!std::all_of(missing.begin(), missing.end(), has_joined)) continue;
+    if (!works_with_join(name.meta.op)) {
+      withdraw(id);  // the others send full requests, which are refused
+      continue;
+    }
+    // Who has toggled its bit adds its arrival too, if not now then in a moment: one of us sees the round complete.
+    for (const int rank : missing) {
+      const int local = world_.local_of(rank);
+      slot.present[local / 64].fetch_xor(uint64_t{1} << (local % 64));
+      if ((slot.arrived.fetch_add(1) + 1) % name.members == 0) add_ready(id, slot.wanted.load() >= current_round(id));
+    }
+  }
+}
+
+// The members that have not arrived in the current round of a slot.
+std::vector<int> Coordinator::missing_ranks(uint32_t id) const {
+  const Slot& slot = segment_->slot(static_cast<int>(id));
+  const bool arrived_bit = (slot.arrived.load() / names_[id].members + 1) % 2 != 0;
+  std::vector<int> missing;
+  for (const int rank : sets_[static_cast<size_t>(names_[id].key.set)]) {
+    const int local = world_.local_of(rank);
+    const bool bit = (slot.present[local / 64].load() >> (local % 64) & 1) != 0;
+    if (bit != arrived_bit) missing.push_back(rank);
+  }
+  return missing;
+}
+
+// ---- Process sets ---------------------------------------------------------------------------------------------------
+
+void Coordinator::change_sets(const Meta& meta) {
+  if (meta.op == HVD_ADD_PROCESS_SET) {
+    size_t set = 1;
+    while (set < sets_.size() && (!sets_[set].empty() || closing_.contains(static_cast<int>(set)))) ++set;
+    if (set == static_cast<size_t>(Segment::kMaxSets)) {
+      Refuse refuse;
+      refuse.key.name = kChangeSetsName;
+      refuse.text = "There are already " + std::to_string(set - 1) + " process sets, the most that are possible.";
+      append(refuse);
+      return;
+    }
+    if (set == sets_.size()) sets_.emplace_back();
+    sets_[set].assign(meta.shape.begin(), meta.shape.end());
+    // Its channel may have belonged to an earlier set, with which everyone is done.
+    for (int r = 0; r < segment_->local_size(); ++r) Channel::clear(*segment_, static_cast<int>(set), r);
+    append(AddSet{static_cast<int32_t>(set), sets_[set]});
+    return;
+  }
+  const int set = meta.root;
+  for (uint32_t id = 0; id < names_.size(); ++id) {
+    if (names_[id].state != IdState::kLive || names_[id].key.set != set) continue;
+    if (names_[id].ready) close(queues_[static_cast<size_t>(names_[id].queue)]);
+    if (names_[id].state == IdState::kLive) withdraw(id);
+  }
+  std::erase_if(pending_, [set](const auto& item) { return item.first.set == set; });
+  std::erase_if(no_id_yet_, [set](const auto& item) { return item.first.set == set; });
+  sets_[static_cast<size_t>(set)].clear();
+  closing_[set] = world_.size;
+  append(RemoveSet{set});
+}
+
+void Coordinator::take(int, const Closed& message) {
+  const auto closing = closing_.find(message.set);
+  if (closing != closing_.end() && --closing->second == 0) closing_.erase(closing);
 }
 
 // ---- Ids ------------------------------------------------------------------------------------------------------------
@@ -296,7 +418,8 @@ void Coordinator::close(Queue& queue) {
   std::vector<uint32_t> uncached;
   for (const uint32_t id : queue.ids) {
     Name& name = names_[id];
-    if (!run.ids.empty() && (bytes + name.bytes > threshold || run.ids.size() == kMostIdsPerRun)) {
+    const bool alone = queue.like.op == HVD_ALLTOALL;  // its counts, one per member, have to fit into a chunk
+    if (!run.ids.empty() && (alone || bytes + name.bytes > threshold || run.ids.size() == kMostIdsPerRun)) {
       append(run);
       run.ids.clear();
       bytes = 0;
@@ -353,19 +476,23 @@ uint64_t Coordinator::slowest_reader() const {
 // ---- Stalls ---------------------------------------------------------------------------------------------------------
 
 void Coordinator::check_stalls(Nanoseconds now) {
+  // Those who have joined are not waited for.
+  const auto without_joined = [this](std::vector<int> ranks) {
+    std::erase_if(ranks, [this](int rank) { return std::find(joined_.begin(), joined_.end(), rank) != joined_.end(); });
+    return ranks;
+  };
   for (auto& [key, pending] : pending_) {
     std::vector<int> arrived, missing;
-    for (const int rank : world_.process_sets[static_cast<size_t>(key.set)]) {
+    for (const int rank : sets_[static_cast<size_t>(key.set)]) {
       (pending.by_rank.contains(rank) ? arrived : missing).push_back(rank);
     }
-    report_stall(key, pending.by_rank.begin()->second, arrived, missing, now - pending.since, pending.last_warning,
-                 now);
+    report_stall(key, pending.by_rank.begin()->second, arrived, without_joined(missing), now - pending.since,
+                 pending.last_warning, now);
   }
   for (uint32_t id = 0; id < static_cast<uint32_t>(segment_->cache_capacity()); ++id) {
     Name& name = names_[id];
     if (name.state != IdState::kLive) continue;
-    const Slot& slot = segment_->slot(static_cast<int>(id));
-    const uint64_t count = slot.arrived.load();
+    const uint64_t count = segment_->slot(static_cast<int>(id)).arrived.load();
     const uint64_t round = count / name.members + 1;
     if (count % name.members == 0) {
       name.partial_since = 0;
@@ -377,20 +504,18 @@ void Coordinator::check_stalls(Nanoseconds now) {
       name.last_warning = 0;
       continue;
     }
-    std::vector<int> arrived, missing;
-    for (const int rank : world_.process_sets[static_cast<size_t>(name.key.set)]) {
-      const int local = world_.local_of(rank);
-      const bool bit = (slot.present[local / 64].load() >> (local % 64) & 1) != 0;
-      (bit == ((round & 1) != 0) ? arrived : missing).push_back(rank);
-    }
-    if (missing.empty()) continue;  // it became complete while we looked
-    report_stall(name.key, name.meta, arrived, missing, now - name.partial_since, name.last_warning, now);
+    const std::vector<int> missing = missing_ranks(id);
+    std::vector<int> arrived = sets_[static_cast<size_t>(name.key.set)];
+    std::erase_if(arrived, [&](int rank) { return std::find(missing.begin(), missing.end(), rank) != missing.end(); });
+    report_stall(name.key, name.meta, arrived, without_joined(missing), now - name.partial_since, name.last_warning,
+                 now);
   }
 }
 
 void Coordinator::report_stall(const Key& key, const Meta& meta, const std::vector<int>& arrived,
                                const std::vector<int>& missing, Nanoseconds age, Nanoseconds& last_warning,
                                Nanoseconds now) {
+  if (missing.empty()) return;  // it became complete while we looked
   const auto seconds = static_cast<double>(age) * 1e-9;
   const std::string what = std::string(name_of(meta.op)) + " of tensor '" + key.name + "'" +
                            (key.set == 0 ? "" : " in process set " + std::to_string(key.set)) + " waits for " +

@@ -15,6 +15,13 @@
 //                full request instead. The id is used again only when every rank has read the Evict: until then
 //                somebody may still add to its slot.
 //
+// A rank that has joined counts as having submitted whatever the others of a set have: the coordinator arrives in the
+// slots on its behalf, and its engine contributes the neutral element. Where that has no meaning the name is refused.
+// While anybody has joined the coordinator looks again every kQuiet, since submissions that do not complete a round
+// don't wake it.
+//
+// The id of a removed process set is used again only when every rank has said that it is done with its channel.
+//
 // Ids beyond the cache's capacity have no slot: they are defined, run once and evicted.
 //
 // From ready to a batch: ready ids wait in a queue per class (same set, operation, dtype, reduction, root, factors),
@@ -64,7 +71,7 @@ class Coordinator {
   // Before this rank sleeps: says which submissions are worth a wake. Returns the interests to arm.
   uint64_t prepare_sleep();
   // Whether ready names wait for nothing but time, so that poll() must be called again within kQuiet.
-  bool ticking() const { return ready_count_ > 0 || !outbox_.empty(); }
+  bool ticking() const { return ready_count_ > 0 || !outbox_.empty() || !joined_.empty(); }
   // Ends the job on all ranks with this error.
   void stop(hvd_status status, const std::string& text);
 
@@ -103,6 +110,13 @@ class Coordinator {
 
   void take(int rank, const Submit& message);
   void take(int rank, const Want& message);
+  void take(int rank, const Closed& message);
+  void join(int rank);
+  void submit_for_joined();
+  std::vector<int> missing_ranks(uint32_t id) const;
+  void complete(const Key& key, Pending pending);
+  void change_sets(const Meta& meta);
+  bool is_member(int set, int rank) const;
   void define(const Key& key, Pending pending);
   std::optional<uint32_t> free_id();
   void make_room();
@@ -137,7 +151,10 @@ class Coordinator {
   uint64_t ready_head_ = 0;   // tickets taken from the ready ring
   uint64_t want_epoch_ = 0;
 
-  std::vector<Name> names_;  // by id
+  std::vector<std::vector<int>> sets_;  // by id, ranks ascending; empty: there is none
+  std::map<int, int> closing_;          // removed sets, and how many ranks still use their channels
+  std::vector<int> joined_;             // ranks, in the order in which they came
+  std::vector<Name> names_;             // by id
   std::vector<uint32_t> free_cached_, free_uncached_;
   struct Withdrawn {
     uint32_t id;

@@ -44,6 +44,7 @@ Engine::Engine(World world, const Settings& settings, std::shared_ptr<Segment> s
       arenas_(arena_fds, world_.local_size, world_.local_rank),
       spin_(kWaiterSpin),
       crowded_(available_cores() < world_.local_size),
+      sets_(world_.process_sets),
       ids_(static_cast<size_t>(segment_->cache_capacity()) + Coordinator::kUncachedIds),
       requests_(segment_->request_lines(world_.local_rank).written, segment_->request_bytes(world_.local_rank),
                 Segment::kRequestRingBytes),
@@ -67,6 +68,7 @@ Engine::~Engine() { shutdown(); }
 
 std::vector<int> Engine::descriptors() const {
   std::vector<int> all = liveness_.descriptors();
+  all.push_back(segment_->fd());
   all.insert(all.end(), doorbells_.fds().begin(), doorbells_.fds().end());
   for (const int fd : arenas_.descriptors()) {
     if (fd >= 0) all.push_back(fd);
@@ -105,8 +107,8 @@ hvd_status Engine::wait(const std::shared_ptr<Request>& request, int64_t timeout
 }
 
 hvd_status Engine::run(const std::shared_ptr<Request>& request, int64_t timeout_ns) {
-  validate(*request);
   std::unique_lock lock(mutex_);
+  validate(*request);
   // Awake before the others can answer: they need not ring.
   if (!role_taken_) doorbells_.disarm();
   request->wanted = true;

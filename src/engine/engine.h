@@ -89,8 +89,10 @@ class Engine {
     std::string text;
   };
 
-  // Submission (engine_submit.cc). All with mutex_ held.
-  void validate(const Request& request) const;
+  // Submission (engine_validate.cc, engine_submit.cc). All with mutex_ held.
+  void validate(Request& request) const;
+  void validate_rows(Request& request, const std::vector<int>& ranks) const;
+  void validate_set_change(const Request& request) const;
   void submit_locked(const std::shared_ptr<Request>& request);
   void arrive(Request& request);
   void send(const ToCoordinator& message, bool urgent);
@@ -116,6 +118,11 @@ class Engine {
   void apply(const Evict& entry);
   void apply(const Refuse& entry);
   void apply(const Stop& entry);
+  void apply(const AddSet& entry);
+  void apply(const RemoveSet& entry);
+  void apply(const JoinEnd& entry);
+  void close_sets();
+  std::shared_ptr<Request> neutral_request(const Key& key, const Meta& meta) const;
   bool look_after_peers();
   void batch_ended(Executor::Requests requests, const std::exception_ptr& error);
   void complete(const Executor::Requests& requests, hvd_status status, const std::string& text);
@@ -141,7 +148,8 @@ class Engine {
   std::condition_variable role_free_;  // for shutdown
   std::list<Waiter*> waiters_;
   std::optional<Failure> failure_;
-  int failure_cause_ = -1;  // the peer because of which, as a local rank
+  int failure_cause_ = -1;              // the peer because of which, as a local rank
+  std::vector<std::vector<int>> sets_;  // by id, ranks ascending; empty: there is none
   std::unordered_map<Key, NameEntry, KeyHash> names_;
   std::vector<IdEntry> ids_;
   RingWriter requests_;
@@ -155,6 +163,7 @@ class Engine {
   RingReader log_;
   Executor executor_;
   std::unique_ptr<Coordinator> coordinator_;
+  std::vector<int> closing_sets_;  // removed, but a batch of theirs still runs here
   std::vector<bool> known_gone_;
   bool broken_ = false;
 

@@ -1,6 +1,7 @@
 // What the driver does in one pass: decide (coordinator), read the log, move batches, notice lost peers.
 #include <algorithm>
 
+#include "collectives/neutral.h"
 #include "engine/engine.h"
 #include "engine/logging.h"
 
@@ -13,6 +14,7 @@ bool Engine::progress() {
     moved |= flush_outbox();
     moved |= read_log();
     moved |= executor_.poll();
+    if (!closing_sets_.empty()) close_sets();
     return moved;
   } catch (const std::exception& error) {
     // Only a damaged segment or no memory gets here. Nothing can be trusted any more.
@@ -63,14 +65,20 @@ void Engine::apply(const Run& entry) {
   bool complete_here = true;
   {
     const std::lock_guard lock(mutex_);
+    const auto join = names_.find({0, kJoinName});
+    const bool joined = join != names_.end() && join->second.pending;
     for (const uint32_t id : entry.ids) {
       if (id >= ids_.size() || !ids_[id].live) throw BadMessage("the log runs id " + std::to_string(id));
       set = ids_[id].key.set;
-      const std::vector<int>& ranks = world_.process_sets[static_cast<size_t>(set)];
+      const std::vector<int>& ranks = sets_[static_cast<size_t>(set)];
       if (!std::binary_search(ranks.begin(), ranks.end(), world_.rank)) return;
       const auto found = names_.find(ids_[id].key);
       if (found == names_.end() || !found->second.pending) {
-        complete_here = false;
+        if (joined) {
+          requests.push_back(neutral_request(ids_[id].key, ids_[id].meta));
+        } else {
+          complete_here = false;
+        }
         continue;
       }
       found->second.pending->logged = true;
@@ -112,6 +120,73 @@ void Engine::apply(const Refuse& entry) {
   if (found == names_.end() || !found->second.pending) return;
   const std::shared_ptr<Request> request = found->second.pending;
   complete_locked(request, HVD_MISMATCH, entry.text);
+}
+
+// What a rank that has joined contributes.
+std::shared_ptr<Request> Engine::neutral_request(const Key& key, const Meta& meta) const {
+  auto request = std::make_shared<Request>();
+  request->key = key;
+  request->meta = meta;
+  request->neutral = true;
+  request->logged = true;
+  request->counts.assign(meta.op == HVD_ALLTOALL ? sets_[static_cast<size_t>(key.set)].size() : 1, 0);
+  if (const uint64_t bytes = meta.bytes(); bytes > 0) {
+    request->data.reset(std::malloc(bytes));
+    if (!request->data) throw std::bad_alloc();
+    fill_neutral(request->data.get(), bytes, meta.dtype, meta.reduce_op);
+    request->input = request->output = request->data.get();
+  }
+  return request;
+}
+
+void Engine::apply(const JoinEnd& entry) {
+  const std::lock_guard lock(mutex_);
+  const auto found = names_.find({0, kJoinName});
+  if (found == names_.end() || !found->second.pending) return;
+  const std::shared_ptr<Request> request = found->second.pending;
+  request->value = entry.last;
+  complete_locked(request, HVD_OK, "");
+}
+
+void Engine::apply(const AddSet& entry) {
+  if (entry.set <= 0 || entry.set >= Segment::kMaxSets) throw BadMessage("process set " + std::to_string(entry.set));
+  executor_.add_set(entry.set, entry.ranks);
+  const std::lock_guard lock(mutex_);
+  if (static_cast<size_t>(entry.set) >= sets_.size()) sets_.resize(static_cast<size_t>(entry.set) + 1);
+  sets_[static_cast<size_t>(entry.set)] = entry.ranks;
+  const auto found = names_.find({0, kChangeSetsName});
+  if (found == names_.end() || !found->second.pending) return;
+  const std::shared_ptr<Request> request = found->second.pending;
+  request->value = entry.set;
+  complete_locked(request, HVD_OK, "");
+}
+
+void Engine::apply(const RemoveSet& entry) {
+  closing_sets_.push_back(entry.set);
+  const std::lock_guard lock(mutex_);
+  sets_[static_cast<size_t>(entry.set)].clear();
+  Executor::Requests orphans;
+  for (const auto& [key, name] : names_) {
+    if (key.set == entry.set && name.pending && !name.pending->logged) orphans.push_back(name.pending);
+  }
+  for (const auto& request : orphans) {
+    complete_locked(request, HVD_INVALID, "Process set " + std::to_string(entry.set) + " was removed.");
+  }
+  const auto found = names_.find({0, kChangeSetsName});
+  if (found == names_.end() || !found->second.pending) return;
+  const std::shared_ptr<Request> request = found->second.pending;
+  complete_locked(request, HVD_OK, "");
+}
+
+// Tells the coordinator of removed sets whose last batch has ended here.
+void Engine::close_sets() {
+  std::erase_if(closing_sets_, [this](int set) {
+    if (executor_.busy(set)) return false;
+    executor_.remove_set(set);
+    const std::lock_guard lock(mutex_);
+    send(Closed{set}, false);
+    return true;
+  });
 }
 
 void Engine::apply(const Stop& entry) {

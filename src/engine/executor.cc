@@ -1,6 +1,8 @@
 #include "engine/executor.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <numeric>
 
 #include "collectives/collectives.h"
 
@@ -10,33 +12,72 @@ namespace {
 Task start(Channel& channel, const Batch& batch, PeerArenas& arenas) {
   switch (batch.op) {
     case HVD_ALLREDUCE:
-      return allreduce(channel, batch, arenas);
+      return batch.reduce_op == HVD_ADASUM ? adasum(channel, batch) : allreduce(channel, batch, arenas);
+    case HVD_ALLGATHER:
+    case HVD_ALLTOALL:
+      return move_rows(channel, batch);
     case HVD_BROADCAST:
       return broadcast(channel, batch);
+    case HVD_REDUCESCATTER:
+      return reducescatter(channel, batch);
     case HVD_BARRIER:
       return barrier(channel);
     default:
-      throw Error(HVD_SYSTEM, std::string("the log asks for ") + name_of(batch.op) + ", which this version lacks");
+      throw Error(HVD_SYSTEM, std::string("the log asks to run ") + name_of(batch.op));
   }
+}
+
+// The result of an allgather or alltoall, once it is known how many rows come from each member.
+std::byte* allocate_result(Request& request, const std::vector<int64_t>& received) {
+  request.received = received;
+  request.result_shape = request.meta.shape;
+  request.result_shape[0] = std::accumulate(received.begin(), received.end(), int64_t{0});
+  const uint64_t bytes = static_cast<uint64_t>(request.result_shape[0]) * request.meta.row_bytes();
+  void* memory = nullptr;
+  if (request.allocate != nullptr) {
+    memory = request.allocate(request.context, static_cast<int32_t>(request.result_shape.size()),
+                              request.result_shape.data());
+  } else {
+    constexpr uint64_t kAlign = 64;
+    memory = std::aligned_alloc(kAlign, std::max<uint64_t>((bytes + kAlign - 1) / kAlign, 1) * kAlign);
+    request.data.reset(memory);
+  }
+  if (memory == nullptr) {
+    throw Error(HVD_SYSTEM, "no memory for the result of " + std::string(name_of(request.meta.op)) + " of tensor '" +
+                                request.key.name + "': " + std::to_string(bytes) + " bytes");
+  }
+  return static_cast<std::byte*>(memory);
 }
 
 }  // namespace
 
 Executor::Executor(const World& world, const std::shared_ptr<Segment>& segment, Doorbells& doorbells,
                    Counters& counters, PeerArenas& arenas, IsGone is_gone, Ended ended)
-    : world_(world), counters_(counters), arenas_(arenas), is_gone_(std::move(is_gone)), ended_(std::move(ended)) {
+    : world_(world),
+      segment_(segment),
+      doorbells_(doorbells),
+      counters_(counters),
+      arenas_(arenas),
+      is_gone_(std::move(is_gone)),
+      ended_(std::move(ended)) {
   for (size_t set = 0; set < world_.process_sets.size(); ++set) {
-    const std::vector<int>& ranks = world_.process_sets[set];
-    const auto mine = std::find(ranks.begin(), ranks.end(), world_.rank);
-    Lane lane;
-    if (mine != ranks.end()) {
-      std::vector<int> members;
-      for (const int rank : ranks) members.push_back(world_.local_of(rank));
-      lane.channel = std::make_unique<Channel>(segment, doorbells, counters, static_cast<int>(set), std::move(members),
-                                               static_cast<int>(mine - ranks.begin()));
-    }
-    lanes_.push_back(std::move(lane));
+    add_set(static_cast<int>(set), world_.process_sets[set]);
   }
+}
+
+void Executor::add_set(int set, const std::vector<int>& ranks) {
+  if (static_cast<size_t>(set) >= lanes_.size()) lanes_.resize(static_cast<size_t>(set) + 1);
+  Lane lane;
+  lane.ranks = ranks;
+  const auto mine = std::find(ranks.begin(), ranks.end(), world_.rank);
+  if (mine != ranks.end()) {
+    std::vector<int> members;
+    for (const int rank : ranks) members.push_back(world_.local_of(rank));
+    segment_->reserve_channel(set, world_.local_rank);
+    lane.channel = std::make_unique<Channel>(segment_, doorbells_, counters_, set, std::move(members),
+                                             static_cast<int>(mine - ranks.begin()));
+  }
+  lanes_[static_cast<size_t>(set)] = std::move(lane);
 }
 
 void Executor::add(int set, Requests requests) {
@@ -49,11 +90,18 @@ void Executor::add(int set, Requests requests) {
   batch.reduce_op = meta.reduce_op;
   batch.prescale = meta.prescale;
   batch.postscale = meta.postscale;
+  batch.neutral = requests.front()->neutral;
   if (meta.op == HVD_BROADCAST) {
-    const std::vector<int>& ranks = world_.process_sets[static_cast<size_t>(set)];
-    batch.root = static_cast<int>(std::find(ranks.begin(), ranks.end(), meta.root) - ranks.begin());
+    batch.root = static_cast<int>(std::find(lane.ranks.begin(), lane.ranks.end(), meta.root) - lane.ranks.begin());
   }
-  for (const auto& request : requests) batch.add(request->input, request->output, request->meta.bytes());
+  for (const auto& request : requests) {
+    if (!moves_rows(meta.op)) batch.add(request->input, request->output, request->meta.bytes());
+    if (moves_rows(meta.op) || meta.op == HVD_REDUCESCATTER) {
+      batch.rows.push_back(
+          {static_cast<const std::byte*>(request->input), request->meta.row_bytes(), request->counts,
+           [request](const std::vector<int64_t>& received) { return allocate_result(*request, received); }});
+    }
+  }
   counters_.batches.add();
   counters_.tensors.add(requests.size());
   job->requests = std::move(requests);

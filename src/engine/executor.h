@@ -30,6 +30,9 @@ class Executor {
   Executor(const World& world, const std::shared_ptr<Segment>& segment, Doorbells& doorbells, Counters& counters,
            PeerArenas& arenas, IsGone is_gone, Ended ended);
 
+  // Opens and closes the lane of a process set; closing one drops nothing, so it must not be busy.
+  void add_set(int set, const std::vector<int>& ranks);
+  void remove_set(int set) { lanes_[static_cast<size_t>(set)] = {}; }
   // Queues a batch; requests are in the order of the log, all of one set and class.
   void add(int set, Requests requests);
   // Resumes what can go on. True if anything moved.
@@ -52,12 +55,15 @@ class Executor {
   };
   struct Lane {
     std::unique_ptr<Channel> channel;  // null where this rank is not a member
+    std::vector<int> ranks;
     std::deque<std::unique_ptr<Job>> queue;
   };
 
   bool advance(Lane& lane);
 
   const World& world_;
+  const std::shared_ptr<Segment> segment_;
+  Doorbells& doorbells_;
   Counters& counters_;
   PeerArenas& arenas_;
   IsGone is_gone_;

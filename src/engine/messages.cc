@@ -7,6 +7,9 @@
 namespace hvd {
 namespace {
 
+// The largest process set that a message can describe, and so the longest list of dimensions.
+constexpr uint32_t kMostExtents = 1 << 12;
+
 class Writer {
  public:
   template <typename T>
@@ -70,14 +73,14 @@ class Reader {
   }
   Meta meta() {
     Meta value;
-    value.op = code<hvd_op>(HVD_BARRIER);
+    value.op = code<hvd_op>(HVD_REMOVE_PROCESS_SET);
     value.dtype = code<hvd_dtype>(HVD_DTYPES - 1);
     value.reduce_op = code<hvd_reduce_op>(HVD_PRODUCT);
     value.root = number<int32_t>();
     value.prescale = number<double>();
     value.postscale = number<double>();
     const auto dims = number<uint32_t>();
-    if (dims > HVD_MAX_DIMS) throw BadMessage(std::to_string(dims) + " dimensions");
+    if (dims > kMostExtents) throw BadMessage(std::to_string(dims) + " dimensions");
     for (uint32_t i = 0; i < dims; ++i) value.shape.push_back(number<int64_t>());
     return value;
   }
@@ -100,8 +103,17 @@ class Reader {
   BytesView bytes_;
 };
 
-enum class MessageTag : uint8_t { kSubmit = 1, kWant = 2 };
-enum class EntryTag : uint8_t { kDefine = 1, kRun = 2, kEvict = 3, kRefuse = 4, kStop = 5 };
+enum class MessageTag : uint8_t { kSubmit = 1, kWant = 2, kClosed = 3 };
+enum class EntryTag : uint8_t {
+  kDefine = 1,
+  kRun = 2,
+  kEvict = 3,
+  kRefuse = 4,
+  kStop = 5,
+  kAddSet = 6,
+  kRemoveSet = 7,
+  kJoinEnd = 8
+};
 
 template <typename... Fs>
 struct Overload : Fs... {
@@ -121,6 +133,10 @@ Bytes encode(const ToCoordinator& message) {
                       [&](const Want& m) {
                         w.number(MessageTag::kWant);
                         w.key(m.key);
+                      },
+                      [&](const Closed& m) {
+                        w.number(MessageTag::kClosed);
+                        w.number(m.set);
                       }},
              message);
   return w.take();
@@ -151,6 +167,19 @@ Bytes encode(const LogEntry& entry) {
                         w.number(EntryTag::kStop);
                         w.number(static_cast<uint8_t>(e.status));
                         w.text(e.text);
+                      },
+                      [&](const AddSet& e) {
+                        w.number(EntryTag::kAddSet);
+                        w.number(e.set);
+                        for (const int rank : e.ranks) w.number(rank);
+                      },
+                      [&](const RemoveSet& e) {
+                        w.number(EntryTag::kRemoveSet);
+                        w.number(e.set);
+                      },
+                      [&](const JoinEnd& e) {
+                        w.number(EntryTag::kJoinEnd);
+                        w.number(e.last);
                       }},
              entry);
   return w.take();
@@ -168,6 +197,8 @@ ToCoordinator decode_to_coordinator(BytesView bytes) {
     }
     case MessageTag::kWant:
       return r.finish(Want{r.key()});
+    case MessageTag::kClosed:
+      return r.finish(Closed{r.number<int32_t>()});
   }
   throw BadMessage("unknown kind");
 }
@@ -202,6 +233,16 @@ LogEntry decode_log_entry(BytesView bytes) {
       e.text = r.text();
       return r.finish(e);
     }
+    case EntryTag::kAddSet: {
+      AddSet e;
+      e.set = r.number<int32_t>();
+      while (r.left() > 0) e.ranks.push_back(r.number<int>());
+      return e;
+    }
+    case EntryTag::kRemoveSet:
+      return r.finish(RemoveSet{r.number<int32_t>()});
+    case EntryTag::kJoinEnd:
+      return r.finish(JoinEnd{r.number<int32_t>()});
   }
   throw BadMessage("unknown kind");
 }

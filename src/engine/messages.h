@@ -35,7 +35,11 @@ struct Submit {
 struct Want {
   Key key;
 };
-using ToCoordinator = std::variant<Submit, Want>;
+// A rank has nothing to do with a removed process set any more.
+struct Closed {
+  int32_t set = 0;
+};
+using ToCoordinator = std::variant<Submit, Want, Closed>;
 
 // ---- The log ----
 
@@ -58,12 +62,25 @@ struct Refuse {
   Key key;
   std::string text;
 };
+// There is a new process set.
+struct AddSet {
+  int32_t set = 0;
+  std::vector<int> ranks;
+};
+// A process set is gone.
+struct RemoveSet {
+  int32_t set = 0;
+};
+// All ranks have joined.
+struct JoinEnd {
+  int32_t last = 0;  // the rank that joined last
+};
 // Everything ends, with this error.
 struct Stop {
   hvd_status status = HVD_STALLED;
   std::string text;
 };
-using LogEntry = std::variant<Define, Run, Evict, Refuse, Stop>;
+using LogEntry = std::variant<Define, Run, Evict, Refuse, Stop, AddSet, RemoveSet, JoinEnd>;
 
 Bytes encode(const ToCoordinator& message);
 Bytes encode(const LogEntry& entry);

@@ -26,7 +26,7 @@ const std::vector<Aspect>& aspects() {
        [](const Meta& m) { return std::string(name_of(m.op)); }},
       {always, [](const Meta&) { return std::string("data types"); },
        [](const Meta& m) { return std::string(name_of(m.dtype)); }},
-      {[](const Meta& m) { return m.op == HVD_ALLREDUCE; },
+      {[](const Meta& m) { return m.op == HVD_ALLREDUCE || m.op == HVD_REDUCESCATTER; },
        [](const Meta&) { return std::string("reduction operation"); },
        [](const Meta& m) { return std::string(name_of(m.reduce_op)); }},
       {[](const Meta& m) { return m.op == HVD_BROADCAST; },
@@ -50,8 +50,32 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
+namespace {
+
+// A set to add or remove: one text for all that can differ.
+std::string describe_set_mismatch(const std::map<int, Meta>& by_rank) {
+  const Meta& first = by_rank.begin()->second;
+  for (const auto& [rank, meta] : by_rank) {
+    if (meta == first) continue;
+    const auto text = [](const Meta& m) {
+      return m.op == HVD_ADD_PROCESS_SET ? "add " + shape_text(m.shape) : "remove id " + std::to_string(m.root);
+    };
+    return "Attempted to register process set with mismatching size/values on different ranks: " +
+           ranks_text({by_rank.begin()->first}) + " asks to " + text(first) + ", " + ranks_text({rank}) + " to " +
+           text(meta) + ".";
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string describe_mismatch(const Key& key, const std::map<int, Meta>& by_rank) {
   const Meta& first = by_rank.begin()->second;
+  if (first.op == HVD_ADD_PROCESS_SET || first.op == HVD_REMOVE_PROCESS_SET) return describe_set_mismatch(by_rank);
+  if (moves_rows(first.op) && first.shape.empty()) {
+    return std::string("Process-set rank zero tried to ") + name_of(first.op) + " a rank-zero tensor: '" + key.name +
+           "' is a scalar, and " + name_of(first.op) + " needs a first dimension.";
+  }
   for (const Aspect& aspect : aspects()) {
     if (!aspect.applies(first)) continue;
     std::vector<std::pair<std::string, std::vector<int>>> groups;  // value, ranks; in order of their first rank

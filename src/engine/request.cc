@@ -33,9 +33,16 @@ size_t dtype_bytes(hvd_dtype dtype) {
 }
 
 uint64_t Meta::bytes() const {
+  if (op != HVD_ALLREDUCE && op != HVD_BROADCAST && op != HVD_REDUCESCATTER) return 0;
   uint64_t n = dtype_bytes(dtype);
   for (const int64_t extent : shape) n *= static_cast<uint64_t>(extent);
-  return op == HVD_BARRIER ? 0 : n;
+  return n;
+}
+
+uint64_t Meta::row_bytes() const {
+  uint64_t n = dtype_bytes(dtype);
+  for (size_t i = 1; i < shape.size(); ++i) n *= static_cast<uint64_t>(shape[i]);
+  return n;
 }
 
 const char* name_of(hvd_op op) {
@@ -52,6 +59,12 @@ const char* name_of(hvd_op op) {
       return "REDUCESCATTER";
     case HVD_BARRIER:
       return "BARRIER";
+    case HVD_JOIN:
+      return "JOIN";
+    case HVD_ADD_PROCESS_SET:
+      return "ADD_PROCESS_SET";
+    case HVD_REMOVE_PROCESS_SET:
+      return "REMOVE_PROCESS_SET";
   }
   return "UNKNOWN";
 }
@@ -70,7 +83,9 @@ const char* name_of(hvd_reduce_op op) {
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  for (size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + (shape[i] == kAnyRows ? "*" : std::to_string(shape[i]));
+  }
   return text + "]";
 }
 

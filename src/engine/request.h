@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,18 +16,25 @@
 
 namespace hvd {
 
+// In Meta::shape: a first dimension that may differ between ranks and from time to time (allgather, alltoall).
+inline constexpr int64_t kAnyRows = -1;
+
 // What all ranks must agree on for one tensor.
 struct Meta {
   hvd_op op = HVD_ALLREDUCE;
   hvd_dtype dtype = HVD_UINT8;
   hvd_reduce_op reduce_op = HVD_SUM;  // HVD_SUM where it has no meaning
-  int32_t root = -1;                  // global rank; -1 where it has no meaning
+  int32_t root = -1;                  // global rank, or the id of a set to remove; -1 where it has no meaning
   double prescale = 1.0, postscale = 1.0;
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape;  // HVD_ADD_PROCESS_SET: the ranks
 
   bool operator==(const Meta&) const = default;
-  uint64_t bytes() const;
+  uint64_t bytes() const;      // 0 where it is not the same on all ranks
+  uint64_t row_bytes() const;  // of one element of the first dimension
 };
+
+// Whether the result's first dimension is known only when all ranks have said how many rows they send.
+inline bool moves_rows(hvd_op op) { return op == HVD_ALLGATHER || op == HVD_ALLTOALL; }
 
 const char* name_of(hvd_op op);
 const char* name_of(hvd_dtype dtype);
@@ -44,6 +53,10 @@ struct KeyHash {
   }
 };
 
+// The names of operations that have none of their own.
+inline constexpr const char* kJoinName = "join.noname";
+inline constexpr const char* kChangeSetsName = "process_sets.noname";
+
 // One operation of this rank, from submission to its end.
 struct Request {
   Key key;
@@ -52,6 +65,19 @@ struct Request {
   void* output = nullptr;
   hvd_callback callback = nullptr;
   void* context = nullptr;
+  // allgather, reducescatter: this rank's rows. alltoall: the rows for each member.
+  std::vector<int64_t> counts;
+  int64_t rows = 0;
+  hvd_allocate allocate = nullptr;
+  bool neutral = false;  // made by the engine on behalf of a rank that has joined
+
+  // What it gave; written before status.
+  struct FreeData {
+    void operator()(void* data) const { std::free(data); }
+  };
+  std::unique_ptr<void, FreeData> data;
+  std::vector<int64_t> result_shape, received;
+  int32_t value = 0;
 
   // Ended: status is set last, with release; error may be read by who has seen it.
   std::atomic<hvd_status> status{HVD_PENDING};

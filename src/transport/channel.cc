@@ -8,6 +8,13 @@ Channel::Channel(std::shared_ptr<Segment> segment, Doorbells& doorbells, Counter
   for (const int local_rank : members_) lines_.push_back(reinterpret_cast<Lines*>(segment_->channel(set, local_rank)));
 }
 
+void Channel::clear(const Segment& segment, int set, int local_rank) {
+  auto& lines = *reinterpret_cast<Lines*>(segment.channel(set, local_rank));
+  lines.done.store(0);
+  lines.reduced.store(0);
+  for (Head& head : lines.heads) head.sequence.store(0);
+}
+
 void Channel::publish(uint64_t s, size_t bytes) {
   counters_.chunks.add();
   counters_.bytes_in.add(bytes);

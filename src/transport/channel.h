@@ -49,6 +49,9 @@ class Channel {
   Channel(std::shared_ptr<Segment> segment, Doorbells& doorbells, Counters& counters, int set, std::vector<int> members,
           int me);
 
+  // Resets a local rank's part of a set's channel, when nobody uses it: a new set begins.
+  static void clear(const Segment& segment, int set, int local_rank);
+
   int size() const { return static_cast<int>(members_.size()); }
   int me() const { return me_; }
   const std::vector<int>& members() const { return members_; }

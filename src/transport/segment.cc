@@ -106,10 +106,16 @@ std::shared_ptr<Segment> Segment::map(int fd) {
   // A forked child must not reach the segment: it would write into its parent's collectives.
   madvise(base, bytes, MADV_DONTFORK);
   madvise(base, bytes, MADV_DONTDUMP);
-  return std::shared_ptr<Segment>(new Segment(static_cast<std::byte*>(base), bytes));
+  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  if (copy < 0) {
+    SystemError error("can't keep the descriptor of the shared-memory segment");
+    munmap(base, bytes);
+    throw error;
+  }
+  return std::shared_ptr<Segment>(new Segment(copy, static_cast<std::byte*>(base), bytes));
 }
 
-Segment::Segment(std::byte* base, size_t bytes) : base_(base), bytes_(bytes) {
+Segment::Segment(int fd, std::byte* base, size_t bytes) : fd_(fd), base_(base), bytes_(bytes) {
   const auto& header = at<Header>(base_, 0);
   constexpr uint64_t kMost = 1 << 20;
   const bool ours = header.magic == kMagic && header.version == kVersion && header.local_size >= 1 &&
@@ -119,11 +125,15 @@ Segment::Segment(std::byte* base, size_t bytes) : base_(base), bytes_(bytes) {
   if (ours) layout_ = std::make_unique<Layout>(local_size_, cache_capacity_);
   if (!ours || layout_->total != bytes) {
     munmap(base_, bytes_);
+    close(fd_);
     throw InvalidError("the shared memory is not a Horovod segment of this version");
   }
 }
 
-Segment::~Segment() { munmap(base_, bytes_); }
+Segment::~Segment() {
+  munmap(base_, bytes_);
+  close(fd_);
+}
 
 uint64_t Segment::generation() const { return at<Header>(base_, 0).generation; }
 uint64_t Segment::nonce() const { return at<Header>(base_, 0).nonce; }
@@ -152,9 +162,9 @@ std::byte* Segment::channel(int set, int local_rank) const {
          static_cast<size_t>(local_rank) * Channel::kBytesPerRank;
 }
 
-void Segment::reserve_channel(int fd, int set, int local_rank) const {
+void Segment::reserve_channel(int set, int local_rank) const {
   const auto offset = static_cast<off_t>(channel(set, local_rank) - base_);
-  if (const int code = posix_fallocate(fd, offset, static_cast<off_t>(Channel::kBytesPerRank)); code != 0) {
+  if (const int code = posix_fallocate(fd_, offset, static_cast<off_t>(Channel::kBytesPerRank)); code != 0) {
     throw SystemError("no memory for the buffers of process set " + std::to_string(set) + " (" +
                           std::to_string(Channel::kBytesPerRank) + " bytes)",
                       code);

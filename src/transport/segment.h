@@ -83,7 +83,8 @@ class Segment {
 
   // Returns the descriptor of a new, formatted and sealed segment. Throws SystemError.
   static int create(int local_size, int cache_capacity, uint64_t generation, uint64_t nonce);
-  // Maps a segment. Throws SystemError, or InvalidError if fd is not a segment of this version.
+  // Maps a segment; the descriptor stays the caller's. Throws SystemError, or InvalidError if it is not a segment of
+  // this version.
   static std::shared_ptr<Segment> map(int fd);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -106,13 +107,15 @@ class Segment {
   // The part of a process set's channel that belongs to one local rank.
   std::byte* channel(int set, int local_rank) const;
   // Makes sure that memory for that part exists, so that touching it can't raise SIGBUS. Throws SystemError.
-  void reserve_channel(int fd, int set, int local_rank) const;
+  void reserve_channel(int set, int local_rank) const;
+  int fd() const { return fd_; }
 
  private:
   struct Header;
   struct Layout;
-  Segment(std::byte* base, size_t bytes);
+  Segment(int fd, std::byte* base, size_t bytes);
 
+  const int fd_;
   std::byte* base_;
   size_t bytes_;
   int local_size_;

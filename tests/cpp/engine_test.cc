@@ -10,26 +10,6 @@
 using namespace hvd;
 using namespace hvd::testing;
 
-namespace {
-
-constexpr int64_t kSecond = 1'000'000'000;
-constexpr int64_t kPatience = 30 * kSecond;
-
-// Runs body(rank, engine) on a thread per rank.
-template <typename Body>
-void on_all_ranks(const RankGroup& group, const Settings& settings, Body body) {
-  std::vector<std::thread> threads;
-  for (int r = 0; r < group.size(); ++r) {
-    threads.emplace_back([&, r] {
-      const auto engine = group.make_engine(r, settings);
-      body(r, *engine);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-}  // namespace
-
 TEST_CASE("a sum reaches every rank, for one to seven ranks and sizes around every threshold") {
   for (const int size : {1, 2, 3, 4, 7}) {
     const RankGroup group(size);

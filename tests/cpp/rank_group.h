@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/engine.h"
@@ -85,6 +86,22 @@ std::shared_ptr<Request> sum_request(const std::string& name, std::vector<T>& da
   request->meta.shape = {static_cast<int64_t>(data.size())};
   request->input = request->output = data.data();
   return request;
+}
+
+inline constexpr int64_t kSecond = 1'000'000'000;
+inline constexpr int64_t kPatience = 30 * kSecond;
+
+// Runs body(rank, engine) on a thread per rank.
+template <typename Body>
+void on_all_ranks(const RankGroup& group, const Settings& settings, Body body) {
+  std::vector<std::thread> threads;
+  for (int r = 0; r < group.size(); ++r) {
+    threads.emplace_back([&, r] {
+      const auto engine = group.make_engine(r, settings);
+      body(r, *engine);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace hvd::testing

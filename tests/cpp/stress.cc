@@ -32,7 +32,7 @@ namespace {
 constexpr int kRanks = 4;
 constexpr int kNamesPerSet = 12;
 constexpr int kThreadsPerRank = 2;
-constexpr int64_t kPatience = 60'000'000'000;
+
 const std::vector<std::vector<int>> kSets = {{0, 1}, {1, 2, 3}, {0, 2, 3}};
 
 struct Outcome {

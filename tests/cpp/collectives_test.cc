@@ -1,0 +1,211 @@
+// The collectives besides allreduce, joined ranks and process sets that come and go, with ranks as threads.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "rank_group.h"
+
+using namespace hvd;
+using namespace hvd::testing;
+
+namespace {
+
+std::shared_ptr<Request> request_of(hvd_op op, const std::string& name, int set = 0) {
+  auto request = std::make_shared<Request>();
+  request->key = {set, name};
+  request->meta.op = op;
+  return request;
+}
+
+// An allgather or alltoall of rows of `width` floats.
+std::shared_ptr<Request> rows_request(hvd_op op, const std::string& name, const std::vector<float>& data, int64_t width,
+                                      std::vector<int64_t> splits = {}) {
+  auto request = request_of(op, name);
+  request->meta.dtype = HVD_FLOAT32;
+  request->meta.shape = {kAnyRows, width};
+  request->rows = static_cast<int64_t>(data.size()) / width;
+  request->counts = std::move(splits);
+  request->input = data.data();
+  return request;
+}
+
+std::vector<float> result_of(const Request& request) {
+  std::vector<float> values(static_cast<size_t>(request.result_shape[0] * request.result_shape[1]));
+  if (!values.empty()) std::memcpy(values.data(), request.data.get(), values.size() * sizeof(float));
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("allgather: rows of all ranks in their order, also none, also many chunks") {
+  for (const int size : {1, 2, 3, 5}) {
+    const RankGroup group(size);
+    on_all_ranks(group, {}, [size](int rank, Engine& engine) {
+      for (const int64_t scale : {0, 1, 1000, 70000}) {
+        const auto rows = [scale](int r) { return scale * r; };  // rank 0 sends nothing
+        const std::vector<float> data(static_cast<size_t>(rows(rank) * 3), static_cast<float>(rank));
+        const auto request = rows_request(HVD_ALLGATHER, "g", data, 3);
+        REQUIRE(engine.run(request, kPatience) == HVD_OK);
+        std::vector<float> expected;
+        for (int r = 0; r < size; ++r)
+          expected.insert(expected.end(), static_cast<size_t>(rows(r) * 3), static_cast<float>(r));
+        CHECK(result_of(*request) == expected);
+      }
+    });
+  }
+}
+
+TEST_CASE("alltoall: each part reaches its rank, equal and unequal parts") {
+  for (const int size : {1, 2, 3, 5}) {
+    const RankGroup group(size);
+    on_all_ranks(group, {}, [size](int rank, Engine& engine) {
+      for (const int64_t scale : {1, 20000}) {
+        std::vector<int64_t> splits;
+        std::vector<float> data;
+        for (int to = 0; to < size; ++to) {
+          splits.push_back(scale * ((rank + to) % 3));
+          data.insert(data.end(), static_cast<size_t>(splits.back() * 2), static_cast<float>(100 * rank + to));
+        }
+        const auto request = rows_request(HVD_ALLTOALL, "a", data, 2, splits);
+        REQUIRE(engine.run(request, kPatience) == HVD_OK);
+        std::vector<float> expected;
+        std::vector<int64_t> received;
+        for (int from = 0; from < size; ++from) {
+          received.push_back(scale * ((from + rank) % 3));
+          expected.insert(expected.end(), static_cast<size_t>(received.back() * 2),
+                          static_cast<float>(100 * from + rank));
+        }
+        CHECK(result_of(*request) == expected);
+        CHECK(request->received == received);
+      }
+      const std::vector<float> even(static_cast<size_t>(4 * size), static_cast<float>(rank));
+      const auto request = rows_request(HVD_ALLTOALL, "even", even, 2);
+      REQUIRE(engine.run(request, kPatience) == HVD_OK);
+      for (int r = 0; r < size; ++r) CHECK(result_of(*request)[static_cast<size_t>(4 * r)] == static_cast<float>(r));
+      if (size > 1) {
+        const std::vector<float> odd(2);
+        CHECK_THROWS_AS(engine.run(rows_request(HVD_ALLTOALL, "odd", odd, 2), kPatience), InvalidError);
+      }
+    });
+  }
+}
+
+TEST_CASE("reducescatter: every rank its rows, the first ones one more") {
+  for (const int size : {1, 2, 3, 5}) {
+    const RankGroup group(size);
+    on_all_ranks(group, {}, [size](int rank, Engine& engine) {
+      for (const int64_t rows : {0, 1, 2, 7, 100003}) {
+        std::vector<float> data(static_cast<size_t>(rows * 3));
+        for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(rank + static_cast<int>(i % 1000));
+        int64_t first = 0, count = 0;
+        for (int r = 0; r <= rank; ++r) {
+          first += count;
+          count = rows / size + (r < rows % size ? 1 : 0);
+        }
+        std::vector<float> output(static_cast<size_t>(count * 3));
+        const auto request = request_of(HVD_REDUCESCATTER, "s");
+        request->meta.dtype = HVD_FLOAT32;
+        request->meta.shape = {rows, 3};
+        request->input = data.data();
+        request->output = output.data();
+        REQUIRE(engine.run(request, kPatience) == HVD_OK);
+        bool right = true;
+        for (size_t i = 0; i < output.size(); ++i) {
+          const auto at = static_cast<size_t>(first * 3) + i;
+          right &= output[i] == static_cast<float>(size * (size - 1) / 2 + size * static_cast<int>(at % 1000));
+        }
+        CHECK(right);
+      }
+    });
+  }
+}
+
+TEST_CASE("adasum: orthogonal vectors add, parallel ones average, for any number of ranks") {
+  for (const int size : {1, 2, 3, 4, 6, 7}) {
+    const RankGroup group(size);
+    on_all_ranks(group, {}, [size](int rank, Engine& engine) {
+      std::vector<float> orthogonal(100000), parallel(100000, 3);
+      for (size_t i = 0; i < orthogonal.size(); ++i) {
+        orthogonal[i] = static_cast<int>(i) % size == rank ? static_cast<float>(i % 17 + 1) : 0;
+      }
+      auto request = sum_request("o", orthogonal);
+      request->meta.reduce_op = HVD_ADASUM;
+      REQUIRE(engine.run(request, kPatience) == HVD_OK);
+      request = sum_request("p", parallel);
+      request->meta.reduce_op = HVD_ADASUM;
+      REQUIRE(engine.run(request, kPatience) == HVD_OK);
+      bool right = true;
+      for (size_t i = 0; i < orthogonal.size(); ++i) {
+        right &= orthogonal[i] == static_cast<float>(i % 17 + 1);
+        right &= std::abs(parallel[i] - 3) < 1e-5f;
+      }
+      CHECK(right);
+    });
+  }
+}
+
+TEST_CASE("joined ranks give the neutral element, and the job goes on") {
+  const RankGroup group(3);
+  on_all_ranks(group, {}, [](int rank, Engine& engine) {
+    for (int round = 0; round < 3; ++round) {
+      // Rank r has r + 1 batches of data; names are new in the first round and cached later.
+      for (int step = 0; step <= rank; ++step) {
+        std::vector<float> data(5, 1), least(1, 7), tall(2, static_cast<float>(rank));
+        REQUIRE(engine.run(sum_request("x", data), kPatience) == HVD_OK);
+        CHECK(data[0] == static_cast<float>(3 - step));
+        auto request = sum_request("min", least);
+        request->meta.reduce_op = HVD_MIN;
+        REQUIRE(engine.run(request, kPatience) == HVD_OK);
+        CHECK(least[0] == 7);
+        request = rows_request(HVD_ALLGATHER, "g", tall, 1);
+        REQUIRE(engine.run(request, kPatience) == HVD_OK);
+        CHECK(request->result_shape[0] == 2 * (3 - step));
+        CHECK(result_of(*request)[0] == static_cast<float>(step));
+        if (step == 0) continue;
+        request = sum_request("b", data);
+        request->meta.op = HVD_BROADCAST;
+        request->meta.root = 2;
+        REQUIRE(engine.run(request, kPatience) == HVD_MISMATCH);
+        CHECK(request->error.find("BROADCAST is not supported with Join at this time") == 0);
+      }
+      const auto join = request_of(HVD_JOIN, kJoinName);
+      REQUIRE(engine.run(join, kPatience) == HVD_OK);
+      CHECK(join->value == 2);
+    }
+  });
+}
+
+TEST_CASE("process sets come and go, ids are used again, and a difference is an error on all ranks") {
+  const RankGroup group(4);
+  on_all_ranks(group, {}, [](int rank, Engine& engine) {
+    const auto add = [&engine](std::vector<int64_t> ranks) {
+      const auto request = request_of(HVD_ADD_PROCESS_SET, kChangeSetsName);
+      request->meta.shape = std::move(ranks);
+      const hvd_status status = engine.run(request, kPatience);
+      return std::pair(status, status == HVD_OK ? std::to_string(request->value) : request->error);
+    };
+    const auto remove = [&engine](int set) {
+      const auto request = request_of(HVD_REMOVE_PROCESS_SET, kChangeSetsName);
+      request->meta.root = set;
+      return engine.run(request, kPatience);
+    };
+    for (int round = 0; round < 20; ++round) {
+      REQUIRE(add({0, 2}) == std::pair(HVD_OK, std::string("1")));
+      REQUIRE(add({1, 2, 3}) == std::pair(HVD_OK, std::string("2")));
+      std::vector<float> data(300000, 1);
+      if (rank % 2 == 0) REQUIRE(engine.run(sum_request("x", data, 1), kPatience) == HVD_OK);
+      if (rank >= 1) REQUIRE(engine.run(sum_request("x", data, 2), kPatience) == HVD_OK);
+      CHECK(data[0] == (rank == 0 ? 2 : 4));
+      REQUIRE(remove(1) == HVD_OK);
+      CHECK_THROWS_AS(engine.run(sum_request("x", data, 1), kPatience), InvalidError);
+      REQUIRE(remove(2) == HVD_OK);
+      if (round % 5 == 0) {
+        const auto [status, text] = add(rank == 3 ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{0, 3});
+        CHECK(status == HVD_MISMATCH);
+        CHECK(text.find("Attempted to register process set with mismatching size/values on different ranks") == 0);
+      }
+    }
+  });
+}
