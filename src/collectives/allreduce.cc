@@ -2,7 +2,8 @@
 // same bits, whatever was fused with what.
 //
 // direct   Every member publishes its chunk and folds all members' chunks itself, straight into the output. One
-//          synchronisation a chunk. Best for two members at any size, and for small payloads.
+//          synchronisation a chunk. Best for two members at any size, for small payloads, and where members share
+//          cores: there waiting for each other costs more than folding.
 //
 //            member 0   |in 0|      |in 1| fold 0 |in 2| fold 1 | ...
 //            member 1   |in 0|      |in 1| fold 0 |in 2| fold 1 | ...
@@ -25,8 +26,8 @@
 namespace hvd {
 namespace {
 
-// With three or more members, larger payloads are reduced by slices. All members must decide alike, so this depends on
-// nothing but the payload and the number of members.
+// Larger payloads may be reduced by slices. All members must decide alike, so the choice depends on nothing but the
+// payload, the number of members and the segment.
 constexpr size_t kDirectBytes = 32 << 10;
 // From here on asking whether the tensors are placed is cheap compared with what it can save.
 constexpr size_t kPlacedBytes = 512 << 10;
@@ -61,9 +62,12 @@ class Reduction {
   // Folds all members' chunk s into the output.
   void fold_out(size_t c, uint64_t s) const {
     std::vector<const void*> sources(static_cast<size_t>(channel_.size()));
-    batch_.for_pieces(lo(c), hi(c), [&](const std::byte*, std::byte* output, size_t offset, size_t n) {
-      for (int m = 0; m < channel_.size(); ++m)
+    batch_.for_pieces(lo(c), hi(c), [&](const std::byte* input, std::byte* output, size_t offset, size_t n) {
+      for (int m = 0; m < channel_.size(); ++m) {
         sources[static_cast<size_t>(m)] = channel_.payload(m, s, bytes(c)) + offset;
+      }
+      // Unless it was scaled on its way in, our own part need not be fetched from there.
+      if (batch_.prescale == 1.0) sources[static_cast<size_t>(channel_.me())] = input;
       arithmetic_.fold(output, sources, n);
     });
   }
@@ -156,7 +160,7 @@ Task reduce_sliced(Channel& channel, const Batch& batch) {
 constexpr uint64_t kNotPlaced = ~uint64_t{0};
 
 Task reduce_copied(Channel& channel, const Batch& batch) {
-  if (channel.size() <= 2 || batch.bytes() <= kDirectBytes) return reduce_direct(channel, batch);
+  if (channel.size() <= 2 || channel.crowded() || batch.bytes() <= kDirectBytes) return reduce_direct(channel, batch);
   return reduce_sliced(channel, batch);
 }
 

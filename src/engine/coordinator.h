@@ -169,6 +169,7 @@ class Coordinator {
   size_t ready_count_ = 0;
   uint64_t use_clock_ = 0;
   Nanoseconds last_stall_check_ = 0;
+  uint64_t polls_ = 0;
   bool stopped_ = false;
 };
 

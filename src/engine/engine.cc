@@ -17,13 +17,6 @@ constexpr Nanoseconds kBackgroundSpin = 10'000;
 constexpr int kTickMs = 1;
 constexpr int kLongestSleepMs = 1000;
 
-int available_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
-
 void pause_core() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -43,7 +36,7 @@ Engine::Engine(World world, const Settings& settings, std::shared_ptr<Segment> s
       liveness_(world_, settings_, segment_, alive_fds, doorbells_),
       arenas_(arena_fds, world_.local_size, world_.local_rank),
       spin_(kWaiterSpin),
-      crowded_(available_cores() < world_.local_size),
+      crowded_(segment_->crowded()),
       sets_(world_.process_sets),
       ids_(static_cast<size_t>(segment_->cache_capacity()) + Coordinator::kUncachedIds),
       requests_(segment_->request_lines(world_.local_rank).written, segment_->request_bytes(world_.local_rank),

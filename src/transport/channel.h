@@ -55,6 +55,7 @@ class Channel {
   int size() const { return static_cast<int>(members_.size()); }
   int me() const { return me_; }
   const std::vector<int>& members() const { return members_; }
+  bool crowded() const { return segment_->crowded(); }
   // The number of the next chunk; every member calls this equally often.
   uint64_t next_chunk() { return next_++; }
 

@@ -1,6 +1,7 @@
 #include "transport/segment.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,8 +28,15 @@ T& at(std::byte* base, size_t offset) {
 
 }  // namespace
 
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
 struct Segment::Header {
-  uint64_t magic, version, generation, nonce, local_size, cache_capacity;
+  uint64_t magic, version, generation, nonce, local_size, cache_capacity, cores;
 };
 
 struct Segment::Layout {
@@ -60,7 +68,7 @@ struct Segment::Layout {
   }
 };
 
-int Segment::create(int local_size, int cache_capacity, uint64_t generation, uint64_t nonce) {
+int Segment::create(int local_size, int cache_capacity, uint64_t generation, uint64_t nonce, int cores) {
   if (local_size < 1) throw InvalidError("a segment needs at least one rank, not " + std::to_string(local_size));
   if (cache_capacity < 0) throw InvalidError("the cache capacity can't be negative: " + std::to_string(cache_capacity));
   const Layout layout(local_size, cache_capacity);
@@ -77,8 +85,14 @@ int Segment::create(int local_size, int cache_capacity, uint64_t generation, uin
     }
     void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED) throw SystemError("can't map the shared-memory segment");
-    *static_cast<Header*>(page) = {
-        kMagic, kVersion, generation, nonce, static_cast<uint64_t>(local_size), static_cast<uint64_t>(cache_capacity)};
+    Header& header = *static_cast<Header*>(page);
+    header.magic = kMagic;
+    header.version = kVersion;
+    header.generation = generation;
+    header.nonce = nonce;
+    header.local_size = static_cast<uint64_t>(local_size);
+    header.cache_capacity = static_cast<uint64_t>(cache_capacity);
+    header.cores = static_cast<uint64_t>(cores);
     munmap(page, kPage);
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
       throw SystemError("can't seal the shared-memory segment");
@@ -136,6 +150,7 @@ Segment::~Segment() {
 }
 
 uint64_t Segment::generation() const { return at<Header>(base_, 0).generation; }
+bool Segment::crowded() const { return at<Header>(base_, 0).cores < static_cast<uint64_t>(local_size_); }
 uint64_t Segment::nonce() const { return at<Header>(base_, 0).nonce; }
 
 RankLine& Segment::rank(int local_rank) const {

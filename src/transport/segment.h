@@ -75,6 +75,9 @@ struct ByteRingLines {
   alignas(kLine) Flag read;  // request rings; the log has one in every RankLine instead
 };
 
+// The cores that this process may run on.
+int available_cores();
+
 class Segment {
  public:
   static constexpr size_t kRequestRingBytes = 128 << 10;
@@ -82,7 +85,8 @@ class Segment {
   static constexpr int kMaxSets = 256;
 
   // Returns the descriptor of a new, formatted and sealed segment. Throws SystemError.
-  static int create(int local_size, int cache_capacity, uint64_t generation, uint64_t nonce);
+  static int create(int local_size, int cache_capacity, uint64_t generation, uint64_t nonce,
+                    int cores = available_cores());
   // Maps a segment; the descriptor stays the caller's. Throws SystemError, or InvalidError if it is not a segment of
   // this version.
   static std::shared_ptr<Segment> map(int fd);
@@ -94,6 +98,8 @@ class Segment {
   uint64_t nonce() const;
   int local_size() const { return local_size_; }
   int cache_capacity() const { return cache_capacity_; }
+  // Whether the host has more ranks than cores, as local rank 0 saw it: the same answer for everyone.
+  bool crowded() const;
 
   RankLine& rank(int local_rank) const;
   Slot& slot(int id) const;

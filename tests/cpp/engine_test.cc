@@ -11,9 +11,9 @@ using namespace hvd;
 using namespace hvd::testing;
 
 TEST_CASE("a sum reaches every rank, for one to seven ranks and sizes around every threshold") {
-  for (const int size : {1, 2, 3, 4, 7}) {
-    const RankGroup group(size);
-    on_all_ranks(group, {}, [size](int rank, Engine& engine) {
+  for (const auto& [size, cores] : {std::pair(1, 1), {2, 1}, {2, 2}, {3, 2}, {3, 3}, {4, 2}, {4, 4}, {7, 2}, {7, 7}}) {
+    const RankGroup group(size, {}, 1024, cores);
+    on_all_ranks(group, {}, [size = size](int rank, Engine& engine) {
       for (const size_t n : {0ul, 1ul, 28ul, 29ul, 8192ul, 8193ul, 65536ul, 65537ul, 300000ul}) {
         std::vector<float> data(n);
         for (size_t i = 0; i < n; ++i) data[i] = static_cast<float>(rank + static_cast<int>(i % 1000));

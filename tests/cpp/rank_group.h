@@ -18,11 +18,14 @@ namespace hvd::testing {
 // What the ranks of a group share. Each rank then makes its engine.
 class RankGroup {
  public:
-  explicit RankGroup(int size, std::vector<std::vector<int>> extra_sets = {}, int cache_capacity = 1024) : size_(size) {
+  // cores: how many the ranks believe to have; the choice of algorithms depends on it.
+  explicit RankGroup(int size, std::vector<std::vector<int>> extra_sets = {}, int cache_capacity = 1024,
+                     int cores = available_cores())
+      : size_(size) {
     sets_.emplace_back(static_cast<size_t>(size));
     std::iota(sets_[0].begin(), sets_[0].end(), 0);
     for (auto& set : extra_sets) sets_.push_back(std::move(set));
-    const int fd = Segment::create(size, cache_capacity, 1, 42);
+    const int fd = Segment::create(size, cache_capacity, 1, 42, cores);
     segment_ = Segment::map(fd);
     close(fd);
     for (int r = 0; r < size; ++r) {

@@ -85,7 +85,7 @@ def wrong_arguments() -> None:
         ({"process_sets": [hvd.ProcessSet([0, 0])]}, ValueError, r"more than once"),
         ({"process_sets": [hvd.ProcessSet([])]}, ValueError, r"at least one rank"),
         ({"process_sets": [[0]]}, ValueError, r"expected a ProcessSet"),
-        ({"process_sets": "dynamic"}, NotImplementedError, r"process_sets=\[\.\.\.\]"),
+        ({"process_sets": "static"}, ValueError, r"""a list of process sets or "dynamic", got 'static'"""),
         ({"comm": [0]}, ValueError, r"expected all ranks, 0 to 1.*process_sets"),
         ({"comm": 5}, ValueError, r"list of all ranks"),
     ):
@@ -105,8 +105,8 @@ def test_process_sets_can_not_be_made_of_anything() -> None:
     assert str(hvd.ProcessSet([2, 1])) == "ProcessSet(process_set_id=None, ranks=[1, 2], mpi_comm=None)"
 
 
-def test_dynamic_sets_say_what_to_do_instead() -> None:
-    with pytest.raises(NotImplementedError, match=r"init\(process_sets=\[\.\.\.\]\)"):
+def test_before_init_no_set_can_be_added_and_there_is_none_to_remove() -> None:
+    with pytest.raises(ValueError, match=r"^Horovod has not been initialized; use hvd\.init\(\)\.$"):
         hvd.add_process_set([0])
     assert hvd.remove_process_set(hvd.global_process_set) is False
     assert hvd.remove_process_set(hvd.ProcessSet([0])) is False

@@ -91,9 +91,10 @@ def test_the_longer_start_timeout_counts() -> None:
 
 def test_a_missing_feature_that_was_asked_for_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "horovod"):
-        read_tunables({"HOROVOD_TIMELINE": "/tmp/x.json", "HOROVOD_AUTOTUNE": "0"})
+        read_tunables({"HOROVOD_TIMELINE": "x.json", "HOROVOD_AUTOTUNE": "0", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
     assert "HOROVOD_TIMELINE" in caplog.text
     assert "HOROVOD_AUTOTUNE" not in caplog.text
+    assert "HOROVOD_DYNAMIC_PROCESS_SETS" not in caplog.text  # sets can always be added
 
 
 def test_the_key_may_lie_in_a_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from ranks import run_ranks
@@ -118,6 +119,18 @@ def test_other_operations_survive_a_mismatch() -> None:
     assert run_ranks(3, pending_survives) == [3.0] * 3
 
 
+ALL_OPS = [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product]
+WITHOUT_MEANING: dict[Any, list[int]] = {
+    np.int32: [hvd.Adasum],
+    np.uint8: [hvd.Adasum],
+    np.bool_: [hvd.Average, hvd.Adasum],
+    np.complex64: [hvd.Min, hvd.Max, hvd.Adasum],
+    np.complex128: [hvd.Min, hvd.Max, hvd.Adasum],
+    ml_dtypes.float8_e4m3fn: ALL_OPS,
+    ml_dtypes.float8_e5m2: ALL_OPS,
+}
+
+
 def local_errors() -> None:
     pair = hvd.ProcessSet([0, 1])
     hvd.init(process_sets=[pair])
@@ -159,12 +172,10 @@ def local_errors() -> None:
                 call()
 
     # Arrays.
-    for dtype in (np.complex64, np.uint8, np.bool_, np.dtype(">f4")):
-        with pytest.raises(ValueError, match=r"^Tensor type .* is not supported\."):
-            hvd.allreduce(np.ones(3, dtype))
-    for array in (np.ones(3, np.complex64), np.array(["a"]), np.array([None])):
-        with pytest.raises(ValueError, match=r"^Tensor type .* is not supported\."):
-            hvd.broadcast(array, 0)
+    for array in (np.ones(3, ">f4"), np.ones(3, np.longdouble), np.array(["a"]), np.array([None])):
+        for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, lambda a: hvd.broadcast(a, 0)):
+            with pytest.raises(ValueError, match=r"^Tensor type .* is not supported\."):
+                call(array)
     for function in (hvd.allreduce_, hvd.allreduce_async_):
         with pytest.raises(ValueError, match=r"^Tensor is required to be contiguous\."):
             function(np.ones((4, 4)).T)
@@ -174,9 +185,6 @@ def local_errors() -> None:
             function([1.0])  # type: ignore[arg-type]
 
     # Ops and handles.
-    for op in (hvd.Adasum, hvd.Product):
-        with pytest.raises(NotImplementedError, match="not available in this version"):
-            hvd.allreduce(np.ones(3), op=op)
     with pytest.raises(ValueError, match="unknown op 17"):
         hvd.allreduce(np.ones(3), op=17)
     with pytest.raises(ValueError, match="op parameter supersedes average"):
@@ -190,6 +198,14 @@ def local_errors() -> None:
         hvd.allreduce(np.ones(3), name="x" * 5000)
     hvd.allreduce(np.ones(3), name="ä" * 1000)
     hvd.allreduce(np.ones(3), name="")
+
+    # Reductions that a type does not have, and factors that it does not have.
+    for dtype, ops in WITHOUT_MEANING.items():
+        for op in ops:
+            with pytest.raises(ValueError, match=rf"reduction \w+ is not supported for {np.dtype(dtype).name}"):
+                hvd.allreduce(np.ones(3, dtype), name="no meaning", op=op)
+    with pytest.raises(ValueError, match="not supported for bool"):
+        hvd.allreduce(np.ones(3, np.bool_), name="no meaning", op=hvd.Sum, prescale_factor=2.0)
 
     # None of it has stopped anything.
     assert hvd.allreduce([1.0], op=hvd.Sum).tolist() == [size]
