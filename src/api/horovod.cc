@@ -144,7 +144,10 @@ hvd_status outcome(const Request& request) {
   return status == HVD_OK || status == HVD_PENDING ? status : failed(status, request.error);
 }
 
-int64_t to_ns(int64_t timeout_ms) { return timeout_ms < 0 ? -1 : timeout_ms * 1'000'000; }
+int64_t to_ns(int64_t timeout_ms) {
+  constexpr int64_t kLongest = int64_t{365} * 24 * 3600 * 1000;  // beyond any patience, and far from overflow
+  return timeout_ms < 0 ? -1 : std::min(timeout_ms, kLongest) * 1'000'000;
+}
 
 hvd::World world_of(const hvd_config& config) {
   hvd::World world;
@@ -238,8 +241,8 @@ hvd_status hvd_init(const hvd_config* config) {
 hvd_status hvd_shutdown(void) {
   if (forked) return HVD_OK;  // nothing of the parent's engine is here
   return guarded([&] {
+    std::shared_ptr<Engine> last;  // outlives the lock: its end joins callbacks, and those may call us
     const std::lock_guard life_cycle(life_cycle_mutex);
-    std::shared_ptr<Engine> last;
     {
       const std::lock_guard lock(engine_mutex);
       last.swap(engine);

@@ -64,11 +64,14 @@ bool Coordinator::poll() {
     if (cell.sequence.load() != ready_head_ + 1) break;
     const auto id = static_cast<uint32_t>(cell.id);
     ++ready_head_;
-    if (id >= names_.size()) throw BadMessage("ready id " + std::to_string(id));
+    if (!cached(id)) throw BadMessage("ready id " + std::to_string(id));
     moved = true;
-    // A withdrawn id's members send full requests instead.
-    if (names_[id].state != IdState::kLive) continue;
-    add_ready(id, segment_->slot(static_cast<int>(id)).wanted.load() >= current_round(id));
+    // A withdrawn id's members send full requests instead. The cell may even be older than the name that has the id by
+    // now; so what counts is not the cell but a complete round that has not been taken yet.
+    Name& name = names_[id];
+    if (name.state != IdState::kLive || current_round(id) == name.rounds) continue;
+    name.rounds = current_round(id);
+    add_ready(id, segment_->slot(static_cast<int>(id)).wanted.load() >= name.rounds);
   }
   if (segment_->coordinator().want_epoch.load() != want_epoch_) look_at_wants();
   if (ready_count_ > 0 && !stopped_) {
@@ -119,6 +122,7 @@ void Coordinator::stop(hvd_status status, const std::string& text) {
 // ---- Full requests --------------------------------------------------------------------------------------------------
 
 void Coordinator::take(int rank, const Submit& message) {
+  if (stopped_) return;
   if (message.key.set < 0 || static_cast<size_t>(message.key.set) >= world_.process_sets.size()) {
     throw BadMessage("process set " + std::to_string(message.key.set) + " from rank " + std::to_string(rank));
   }
@@ -192,9 +196,8 @@ void Coordinator::make_room() {
   std::vector<uint32_t> idle;
   for (uint32_t id = 0; id < capacity; ++id) {
     const Name& name = names_[id];
-    const bool whole_rounds =
-        segment_->slot(static_cast<int>(id)).arrived.load() % std::max<uint64_t>(name.members, 1) == 0;
-    if (name.state == IdState::kLive && !name.ready && whole_rounds) idle.push_back(id);
+    if (name.state != IdState::kLive || name.ready) continue;
+    if (segment_->slot(static_cast<int>(id)).arrived.load() == name.rounds * name.members) idle.push_back(id);
   }
   const size_t count = std::min<size_t>(idle.size(), std::max<uint32_t>(capacity / 8, 1));
   std::partial_sort(idle.begin(), idle.begin() + static_cast<ptrdiff_t>(count), idle.end(),

@@ -48,8 +48,8 @@ struct Segment::Layout {
     slot_stride = round_up(sizeof(Slot) + (n + 63) / 64 * sizeof(Flag), 64);
     slots = place(capacity * slot_stride, kLine);
     coordinator = place(sizeof(CoordinatorLine), kLine);
-    // Each id is in the ring at most once, so a ring of as many cells as ids never overflows.
-    ready_cells = std::bit_ceil(std::max<size_t>(capacity, 1));
+    // Each id is in the ring at most twice, once of them from before it was withdrawn, so this never overflows.
+    ready_cells = std::bit_ceil(std::max<size_t>(2 * capacity, 1));
     ready = place(ready_cells * sizeof(ReadyCell), kLine);
     request_stride = sizeof(ByteRingLines) + kRequestRingBytes;
     requests = place(n * request_stride, kLine);
