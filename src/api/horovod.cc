@@ -151,6 +151,11 @@ hvd_handle keep(const std::shared_ptr<Request>& request) {
   return handle;
 }
 
+void forget(hvd_handle handle) {
+  const std::lock_guard lock(handles_mutex);
+  handles.erase(handle);
+}
+
 std::shared_ptr<Request> find(hvd_handle handle) {
   const std::lock_guard lock(handles_mutex);
   const auto found = handles.find(handle);
@@ -165,7 +170,10 @@ hvd_status outcome(const Request& request) {
   return status == HVD_OK || status == HVD_PENDING ? status : failed(status, request.error);
 }
 
-int64_t to_ns(int64_t timeout_ms) { return timeout_ms < 0 ? -1 : timeout_ms * 1'000'000; }
+int64_t to_ns(int64_t timeout_ms) {
+  constexpr int64_t kLongest = int64_t{365} * 24 * 3600 * 1000;  // beyond any patience, and far from overflow
+  return timeout_ms < 0 ? -1 : std::min(timeout_ms, kLongest) * 1'000'000;
+}
 
 hvd::World world_of(const hvd_config& config) {
   hvd::World world;
@@ -229,6 +237,7 @@ hvd_status hvd_init(const hvd_config* config) {
   return guarded([&] {
     const std::lock_guard life_cycle(life_cycle_mutex);
     if (config->struct_size != sizeof(hvd_config)) throw InvalidError("hvd_config: unknown size of the structure");
+    if (!(config->heartbeat_timeout > 0)) throw InvalidError("hvd_config: the heartbeat timeout must be positive");
     if (current_engine()) throw InvalidError("Horovod is already initialized");
     hvd::World world = world_of(*config);
     hvd::Settings settings;
@@ -253,8 +262,8 @@ hvd_status hvd_init(const hvd_config* config) {
 hvd_status hvd_shutdown(void) {
   if (forked) return HVD_OK;  // nothing of the parent's engine is here
   return guarded([&] {
+    std::shared_ptr<Engine> last;  // outlives the lock: its end joins callbacks, and those may call us
     const std::lock_guard life_cycle(life_cycle_mutex);
-    std::shared_ptr<Engine> last;
     {
       const std::lock_guard lock(engine_mutex);
       last.swap(engine);
@@ -273,8 +282,14 @@ hvd_status hvd_submit(const hvd_request* request, hvd_handle* handle) {
   return guarded([&] {
     const auto running = running_engine();
     const auto made = make_request(*request);
-    running->submit(made);
-    *handle = keep(made);
+    const hvd_handle kept = keep(made);  // first: once it is submitted nothing may fail any more
+    try {
+      running->submit(made);
+    } catch (...) {
+      forget(kept);
+      throw;
+    }
+    *handle = kept;
     return HVD_OK;
   });
 }
@@ -294,8 +309,7 @@ hvd_status hvd_wait(hvd_handle handle, int64_t timeout_ms) {
 
 hvd_status hvd_release(hvd_handle handle) {
   return guarded([&] {
-    const std::lock_guard lock(handles_mutex);
-    handles.erase(handle);
+    forget(handle);
     return HVD_OK;
   });
 }
@@ -305,9 +319,20 @@ hvd_status hvd_run(const hvd_request* request, int64_t timeout_ms, hvd_handle* h
   return guarded([&] {
     const auto running = running_engine();
     const auto made = make_request(*request);
-    running->run(made, to_ns(timeout_ms));
+    const bool may_wait = timeout_ms >= 0;
+    const hvd_handle kept = may_wait || has_result(*made) ? keep(made) : 0;
+    try {
+      running->run(made, to_ns(timeout_ms));
+    } catch (...) {
+      forget(kept);
+      throw;
+    }
     const hvd_status status = made->status.load();
-    if (status == HVD_PENDING || (status == HVD_OK && has_result(*made))) *handle = keep(made);
+    if (status == HVD_PENDING || (status == HVD_OK && has_result(*made))) {
+      *handle = kept;
+    } else {
+      forget(kept);
+    }
     return outcome(*made);
   });
 }
@@ -350,7 +375,9 @@ int hvd_arena_fd(void) {
   }
 }
 
-void hvd_free(void* pointer) { hvd::Arena::of_process().free(pointer); }
+void hvd_free(void* pointer) {
+  if (pointer != nullptr) hvd::Arena::of_process().free(pointer);  // which exists: the pointer came from it
+}
 
 hvd_status hvd_get_counters(hvd_counters* counters) {
   return guarded([&] {

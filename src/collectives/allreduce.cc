@@ -219,6 +219,10 @@ Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
       const Range part = reduction.slice(m, batch.bytes()).part(lo);
       std::memcpy(mine + part.begin, tensors[static_cast<size_t>(m)] + part.begin, part.bytes());
     }
+    // Nobody may leave before all are done; who has done so may have changed what we have just copied.
+    for (int m = 0; m < channel.size(); ++m) {
+      if (channel.has_left(m)) throw PeerGone(channel.members()[static_cast<size_t>(m)]);
+    }
     channel.finish(s);
     co_await LetOthers{};
   }

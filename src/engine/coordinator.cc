@@ -71,11 +71,14 @@ bool Coordinator::poll() {
     if (cell.sequence.load() != ready_head_ + 1) break;
     const auto id = static_cast<uint32_t>(cell.id);
     ++ready_head_;
-    if (id >= names_.size()) throw BadMessage("ready id " + std::to_string(id));
+    if (!cached(id)) throw BadMessage("ready id " + std::to_string(id));
     moved = true;
-    // A withdrawn id's members send full requests instead.
-    if (names_[id].state != IdState::kLive) continue;
-    add_ready(id, segment_->slot(static_cast<int>(id)).wanted.load() >= current_round(id));
+    // A withdrawn id's members send full requests instead. The cell may even be older than the name that has the id by
+    // now; so what counts is not the cell but a complete round that has not been taken yet.
+    Name& name = names_[id];
+    if (name.state != IdState::kLive || current_round(id) == name.rounds) continue;
+    name.rounds = current_round(id);
+    add_ready(id, segment_->slot(static_cast<int>(id)).wanted.load() >= name.rounds);
   }
   if (segment_->coordinator().want_epoch.load() != want_epoch_) look_at_wants();
   if (ready_count_ > 0 && !stopped_) {
@@ -127,6 +130,7 @@ void Coordinator::stop(hvd_status status, const std::string& text) {
 // ---- Full requests --------------------------------------------------------------------------------------------------
 
 void Coordinator::take(int rank, const Submit& message) {
+  if (stopped_) return;
   if (message.meta.op == HVD_JOIN) return join(rank);
   // Of a set that has just been removed: the rank will read that in the log, and fail the request itself.
   if (!is_member(message.key.set, rank)) return;
@@ -155,6 +159,8 @@ void Coordinator::complete(const Key& key, Pending pending) {
            " joined, and tensor '" + key.name + "' needs all ranks.";
   }
   if (!text.empty()) {
+    constexpr size_t kLongest = 16 << 10;  // it must fit into the log, however many ranks it lists
+    if (text.size() > kLongest) text = text.substr(0, kLongest) + " ...";
     append(Refuse{key, text});
   } else if (meta.op == HVD_ADD_PROCESS_SET || meta.op == HVD_REMOVE_PROCESS_SET) {
     change_sets(meta);
@@ -224,7 +230,7 @@ void Coordinator::submit_for_joined() {
     complete(key, std::move(pending));
   }
   for (uint32_t id = 0; id < static_cast<uint32_t>(segment_->cache_capacity()); ++id) {
-    const Name& name = names_[id];
+    Name& name = names_[id];
     if (name.state != IdState::kLive) continue;
     Slot& slot = segment_->slot(static_cast<int>(id));
     const uint64_t count = slot.arrived.load();
@@ -239,7 +245,9 @@ void Coordinator::submit_for_joined() {
     for (const int rank : missing) {
       const int local = world_.local_of(rank);
       slot.present[local / 64].fetch_xor(uint64_t{1} << (local % 64));
-      if ((slot.arrived.fetch_add(1) + 1) % name.members == 0) add_ready(id, slot.wanted.load() >= current_round(id));
+      if ((slot.arrived.fetch_add(1) + 1) % name.members != 0) continue;
+      name.rounds = current_round(id);
+      add_ready(id, slot.wanted.load() >= name.rounds);
     }
   }
 }
@@ -315,9 +323,8 @@ void Coordinator::make_room() {
   std::vector<uint32_t> idle;
   for (uint32_t id = 0; id < capacity; ++id) {
     const Name& name = names_[id];
-    const bool whole_rounds =
-        segment_->slot(static_cast<int>(id)).arrived.load() % std::max<uint64_t>(name.members, 1) == 0;
-    if (name.state == IdState::kLive && !name.ready && whole_rounds) idle.push_back(id);
+    if (name.state != IdState::kLive || name.ready) continue;
+    if (segment_->slot(static_cast<int>(id)).arrived.load() == name.rounds * name.members) idle.push_back(id);
   }
   const size_t count = std::min<size_t>(idle.size(), std::max<uint32_t>(capacity / 8, 1));
   std::partial_sort(idle.begin(), idle.begin() + static_cast<ptrdiff_t>(count), idle.end(),

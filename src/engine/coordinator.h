@@ -70,8 +70,11 @@ class Coordinator {
   bool has_news() const;
   // Before this rank sleeps: says which submissions are worth a wake. Returns the interests to arm.
   uint64_t prepare_sleep();
-  // Whether ready names wait for nothing but time, so that poll() must be called again within kQuiet.
-  bool ticking() const { return ready_count_ > 0 || !outbox_.empty() || !joined_.empty(); }
+  // Whether ready names wait for nothing but time, or something waits for the log's readers, who ring nobody: poll()
+  // must be called again within kQuiet.
+  bool ticking() const {
+    return (ready_count_ > 0 && !stopped_) || !outbox_.empty() || !no_id_yet_.empty() || !joined_.empty();
+  }
   // Ends the job on all ranks with this error.
   void stop(hvd_status status, const std::string& text);
 
@@ -86,6 +89,7 @@ class Coordinator {
     uint64_t bytes = 0;
     uint64_t last_use = 0;
     uint64_t step = 0;           // of its class, in which it was last ready
+    uint64_t rounds = 0;         // complete rounds of its slot that were taken from the ready ring
     bool ready = false;          // in a queue, not yet logged
     int queue = -1;              // index into queues_
     uint64_t partial_round = 0;  // the round whose incomplete state was first seen at partial_since

@@ -83,7 +83,7 @@ void Engine::shutdown() {
   // Who leaves because of a peer says so: the others then learn of that peer, not of us.
   if (failure_cause_ >= 0) break_down(failure_cause_);
   complete(executor_.abandon(), HVD_SHUT_DOWN, "Horovod has been shut down.");
-  fail(HVD_SHUT_DOWN, "Horovod has been shut down.");
+  fail(HVD_SHUT_DOWN, "Horovod has been shut down.", -1, true);
   if (!broken_) segment_->rank(world_.local_rank).state.store(kDeparted);
   doorbells_.ring_all(interest::kAll);
   background_thread_.join();
@@ -95,6 +95,7 @@ hvd_status Engine::wait(const std::shared_ptr<Request>& request, int64_t timeout
   if (const hvd_status status = request->status.load(); status != HVD_PENDING) return status;
   if (timeout_ns == 0) return HVD_PENDING;
   std::unique_lock lock(mutex_);
+  if (!role_taken_ && !stopping_) doorbells_.disarm();  // as in run(): we take the role ourselves
   want(*request);
   return wait_locked(lock, request, timeout_ns);
 }
@@ -180,10 +181,13 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
   Nanoseconds idle_since = 0;
   for (unsigned passes = 0;; ++passes) {
     const bool moved = progress();
+    // The background thread beats, also while it has no time to sleep.
+    if (!waits && passes % 16 == 0) liveness_.beat();
     if (until != nullptr && until->status.load() != HVD_PENDING) return;
     if (stop_driving_) return;
     if (moved) {
       idle_since = 0;
+      if (waits && passes % 16 == 0 && settings_.now() >= deadline) return;
       continue;
     }
     if (look_after_peers()) continue;
@@ -230,7 +234,7 @@ bool Engine::has_news() const {
   return false;
 }
 
-bool Engine::ticking() const { return (coordinator_ && coordinator_->ticking()) || outbox_waits_; }
+bool Engine::ticking() const { return !broken_ && ((coordinator_ && coordinator_->ticking()) || outbox_waits_); }
 
 void Engine::background() {
   std::unique_lock lock(mutex_);

@@ -127,8 +127,9 @@ class Engine {
   void batch_ended(Executor::Requests requests, const std::exception_ptr& error);
   void complete(const Executor::Requests& requests, hvd_status status, const std::string& text);
   void complete_locked(const std::shared_ptr<Request>& request, hvd_status status, const std::string& text);
-  void fail(hvd_status status, const std::string& text, int cause = -1);
+  void fail(hvd_status status, const std::string& text, int cause = -1, bool logged_too = false);
   void break_down(int cause);
+  int origin_of(int local_rank) const;
   Failure describe_gone(int local_rank) const;
 
   const World world_;

@@ -228,16 +228,17 @@ void Engine::complete_locked(const std::shared_ptr<Request>& request, hvd_status
     keep->error = text;
   }
   keep->status.store(status);
-  if (keep->callback != nullptr) {
-    completion_pool_.run([keep, status] { keep->callback(keep->context, status, keep->error.c_str()); });
-  }
   for (Waiter* waiter : waiters_) {
     if (waiter->request == keep.get()) waiter->wake.notify_one();
   }
+  if (keep->callback != nullptr) {
+    completion_pool_.run([keep, status] { keep->callback(keep->context, status, keep->error.c_str()); });
+  }
 }
 
-// From now on new requests are refused; those that are not in the log yet fail. Batches go on as far as they can.
-void Engine::fail(hvd_status status, const std::string& text, int cause) {
+// From now on new requests are refused; those that are not in the log yet fail. Batches go on as far as they can;
+// logged_too: they have been abandoned, so that nothing is left to end what belonged to them.
+void Engine::fail(hvd_status status, const std::string& text, int cause, bool logged_too) {
   const std::lock_guard lock(mutex_);
   if (!failure_) {
     failure_ = {status, text};
@@ -245,7 +246,7 @@ void Engine::fail(hvd_status status, const std::string& text, int cause) {
   }
   Executor::Requests waiting;
   for (const auto& [key, entry] : names_) {
-    if (entry.pending && !entry.pending->logged) waiting.push_back(entry.pending);
+    if (entry.pending && (logged_too || !entry.pending->logged)) waiting.push_back(entry.pending);
   }
   for (const auto& request : waiting) complete_locked(request, status, text);
 }
@@ -255,7 +256,7 @@ void Engine::break_down(int cause) {
   if (broken_) return;
   broken_ = true;
   RankLine& mine = segment_->rank(world_.local_rank);
-  mine.cause.store(static_cast<uint64_t>(cause));
+  mine.cause.store(static_cast<uint64_t>(origin_of(cause)));
   mine.state.store(kBroken);
   doorbells_.ring_all(interest::kAll);
   Failure failure{HVD_SYSTEM, ""};
@@ -266,7 +267,7 @@ void Engine::break_down(int cause) {
     failure = describe_gone(cause);
   }
   complete(executor_.abandon(), failure.status, failure.text);
-  fail(failure.status, failure.text, cause == world_.local_rank ? -1 : cause);
+  fail(failure.status, failure.text, cause == world_.local_rank ? -1 : cause, true);
 }
 
 // ---- Peers ----------------------------------------------------------------------------------------------------------
@@ -279,7 +280,11 @@ bool Engine::look_after_peers() {
     newly = r;
     break;
   }
-  if (newly < 0) return false;
+  if (newly < 0) {
+    // Requests that we failed may be waited for by others, even by the one that we gave up: tell them.
+    if (failure_cause_ >= 0 && !broken_ && executor_.idle()) break_down(failure_cause_);
+    return false;
+  }
   // Several may be gone at once, one because of the other: hear of all before blaming one. Who died comes first.
   (void)liveness_.sleep(Sleeper::kWaiter, 0);
   int blamed = newly;
@@ -298,22 +303,34 @@ bool Engine::look_after_peers() {
   return true;
 }
 
+// Ranks give up because of each other. Follows that chain to the one with whom it began, or to ourselves.
+int Engine::origin_of(int local_rank) const {
+  for (int steps = 0; steps < world_.local_size && local_rank != world_.local_rank; ++steps) {
+    const RankLine& line = segment_->rank(local_rank);
+    if (line.state.load() != kBroken) break;
+    const uint64_t cause = line.cause.load();
+    if (cause >= static_cast<uint64_t>(world_.local_size) || cause == static_cast<uint64_t>(local_rank)) break;
+    local_rank = static_cast<int>(cause);
+  }
+  return local_rank;
+}
+
 Engine::Failure Engine::describe_gone(int local_rank) const {
-  const RankLine& line = segment_->rank(local_rank);
-  const uint64_t state = line.state.load();
+  const uint64_t state = segment_->rank(local_rank).state.load();
   const std::string who = world_.describe(local_rank);
   if (state == kDeparted) {
     return {HVD_SHUT_DOWN, "Horovod has been shut down. " + who + " has called shutdown() or exited."};
   }
   if (state == kBroken) {
-    const auto cause = static_cast<int>(line.cause.load());
-    if (cause >= 0 && cause < world_.local_size && cause != local_rank && cause != world_.local_rank) {
-      const RankLine& first = segment_->rank(cause);
-      if (first.state.load() != kBroken) return describe_gone(cause);
-    }
-    if (cause == world_.local_rank) {
+    const int origin = origin_of(local_rank);
+    if (origin == world_.local_rank) {
       return {HVD_PEER_LOST, "Horovod has been shut down because " + who +
                                  " gave up on this rank: it had seen no heartbeat from it. Was this process stopped?"};
+    }
+    if (origin != local_rank && liveness_.gone(origin)) return describe_gone(origin);
+    if (origin != local_rank) {
+      return {HVD_PEER_LOST, "Horovod has been shut down because " + world_.describe(origin) +
+                                 " died or has shown no heartbeat, as " + who + " found."};
     }
     return {HVD_PEER_LOST, "Horovod has been shut down because " + who + " gave up after an error."};
   }

@@ -64,7 +64,7 @@ void Engine::send(const ToCoordinator& message, bool urgent) {
     outbox_.push_back(std::move(bytes));
     outbox_waits_ = true;
     // Somebody of this rank must now look again until there is room.
-    if (first && !role_taken_) doorbells_.poke(Sleeper::kBackground);
+    if (first) doorbells_.poke(role_taken_ ? Sleeper::kWaiter : Sleeper::kBackground);
   }
   doorbells_.ring(world_.local_of(0), interest::kRequest | (urgent ? interest::kUrgent : 0));
 }
@@ -79,7 +79,10 @@ void Engine::want(Request& request) {
   }
   Slot& slot = segment_->slot(request.id);
   const uint64_t members = sets_[static_cast<size_t>(request.key.set)].size();
-  slot.wanted.store(request.round);
+  // Another rank may already wait for the round after ours (the root of a broadcast runs ahead).
+  uint64_t wanted = slot.wanted.load();
+  while (wanted < request.round && !slot.wanted.compare_exchange_weak(wanted, request.round)) {
+  }
   // If the round is not complete, whoever completes it sees `wanted`.
   if (slot.arrived.load() >= request.round * members) {
     segment_->coordinator().want_epoch.fetch_add(1);

@@ -25,14 +25,15 @@ template <typename Format>
 inline constexpr size_t kFourDoublesBytes = 4 * kLanes<Vector<double>> * sizeof(typename Format::Element);
 
 inline FourDoubles widened(TwoFloats floats) {
+  // Whole vectors are converted, as gcc makes pieces of anything smaller.
+  typedef double Doubles __attribute__((vector_size(2 * kVectorBytes)));
   constexpr size_t kHalf = kLanes<Vector<double>>;
-  const auto lower = [](Vector<float> whole) {
-    return __builtin_convertvector(shuffled<kHalf>(whole, whole, [](size_t i) { return i; }), Vector<double>);
-  };
-  const auto upper = [](Vector<float> whole) {
-    return __builtin_convertvector(shuffled<kHalf>(whole, whole, [](size_t i) { return i + kHalf; }), Vector<double>);
-  };
-  return {{lower(floats.first), upper(floats.first), lower(floats.second), upper(floats.second)}};
+  const auto first = __builtin_convertvector(floats.first, Doubles);
+  const auto second = __builtin_convertvector(floats.second, Doubles);
+  const auto lower = [](size_t i) { return i; };
+  const auto upper = [](size_t i) { return i + kHalf; };
+  return {{shuffled<kHalf>(first, first, lower), shuffled<kHalf>(first, first, upper),
+           shuffled<kHalf>(second, second, lower), shuffled<kHalf>(second, second, upper)}};
 }
 
 // In the order of memory.

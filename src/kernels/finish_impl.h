@@ -81,10 +81,14 @@ class ReciprocalDivision {
 
   Vector<E> operator()(Vector<E> value) const {
     if constexpr (sizeof(E) == 4) {
-      constexpr size_t kHalf = kLanes<Vector<E>> / 2;
-      const auto lower = quotient(shuffled<kHalf>(value, value, [](size_t i) { return i; }));
-      const auto upper = quotient(shuffled<kHalf>(value, value, [](size_t i) { return i + kHalf; }));
-      return bits_as<Vector<E>>(shuffled<2 * kHalf>(lower, upper, [](size_t i) { return i; }));
+      // Through int32_t also for uint32_t, as there is no other conversion before AVX-512: the quotient fits, since
+      // the divisor is 3 at least.
+      typedef double Doubles __attribute__((vector_size(2 * kVectorBytes)));
+      using Signed = Vector<int32_t>;
+      constexpr uint32_t kCentre = std::is_signed_v<E> ? 0 : 0x80000000u;
+      const auto centred = bits_as<Signed>(bits_as<Bits>(value) ^ kCentre);
+      const Doubles dividend = __builtin_convertvector(centred, Doubles) + double{kCentre};
+      return bits_as<Vector<E>>(__builtin_convertvector(dividend * reciprocal_, Signed));
     } else {
       // The elements within each 32-bit lane, one after the other.
       constexpr int kBits = 8 * sizeof(E);
@@ -100,20 +104,6 @@ class ReciprocalDivision {
   }
 
  private:
-  // Through int32_t also for uint32_t, as there is no other conversion before AVX-512: the quotient fits, since the
-  // divisor is 3 at least.
-  template <typename HalfVector>
-  auto quotient(HalfVector dividend) const {
-    typedef int32_t Signed __attribute__((vector_size(sizeof(HalfVector))));
-    if constexpr (std::is_signed_v<E>) {
-      return __builtin_convertvector(__builtin_convertvector(dividend, Vector<double>) * reciprocal_, Signed);
-    } else {
-      const auto centred = bits_as<Signed>(dividend ^ 0x80000000u);
-      const Vector<double> value = __builtin_convertvector(centred, Vector<double>) + 0x1p31;
-      return __builtin_convertvector(value * reciprocal_, Signed);
-    }
-  }
-
   Real reciprocal_;
 };
 

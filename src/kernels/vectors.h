@@ -58,7 +58,7 @@ inline void store(char* to, V vector) {
 
 // The vector whose lane number i is lane number choose(i) of a and b, counted through.
 template <size_t n_lanes, typename V, typename Choose>
-inline auto shuffled(V a, V b, Choose) {
+inline auto shuffled(const V& a, const V& b, Choose) {
   return [&]<size_t... lane>(std::index_sequence<lane...>) {
     return __builtin_shufflevector(a, b, Choose{}(lane)...);
   }(std::make_index_sequence<n_lanes>());
@@ -69,7 +69,11 @@ inline constexpr size_t kLanes = sizeof(V) / sizeof(V{}[0]);
 // Even lanes of one vector and odd lanes of the other, each where it was.
 template <typename V>
 inline V even_and_odd(V even, V odd) {
-  return shuffled<kLanes<V>>(even, odd, [](size_t i) { return i % 2 == 0 ? i : i + kLanes<V>; });
+  if constexpr (kVectorBytes == 16 && sizeof(even[0]) == 2) {  // SSE2 has no instruction for it
+    return bits_as<V>((bits_as<Bits>(even) & 0xffffu) | (bits_as<Bits>(odd) & 0xffff0000u));
+  } else {
+    return shuffled<kLanes<V>>(even, odd, [](size_t i) { return i % 2 == 0 ? i : i + kLanes<V>; });
+  }
 }
 
 // Which NaN an addition or a multiplication gives depends on the processor and on the order in which the compiler

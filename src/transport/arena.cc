@@ -9,6 +9,7 @@
 #include <string>
 
 #include "transport/errors.h"
+#include "transport/reserve.h"
 #include "transport/segment.h"
 
 namespace hvd {
@@ -57,7 +58,7 @@ void* Arena::allocate(size_t bytes) {
   }
   if (size_ - begin < need) throw SystemError("no shared pages for " + std::to_string(bytes) + " bytes", ENOMEM);
   // Now, as an error, rather than later, as SIGBUS.
-  if (const int code = posix_fallocate(fd_, static_cast<off_t>(begin), static_cast<off_t>(need)); code != 0) {
+  if (const int code = reserve(fd_, begin, need); code != 0) {
     throw SystemError("no memory for " + std::to_string(bytes) + " bytes of shared pages", code);
   }
   used_[begin] = need;

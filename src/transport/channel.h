@@ -83,6 +83,12 @@ class Channel {
     return {{&lines(member).done, s + 1, members_[member], interest::finished(members_[member])}};
   }
 
+  // Whether a member says that it has shut down or given up.
+  bool has_left(int member) const {
+    const uint64_t state = segment_->rank(members_[static_cast<size_t>(member)]).state.load();
+    return state == kDeparted || state == kBroken;
+  }
+
   void count_placed(size_t bytes) { counters_.bytes_placed.add(bytes); }
   void publish(uint64_t s, size_t bytes);
   void publish_reduced(uint64_t s);

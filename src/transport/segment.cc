@@ -12,6 +12,7 @@
 
 #include "transport/channel.h"
 #include "transport/errors.h"
+#include "transport/reserve.h"
 
 namespace hvd {
 namespace {
@@ -56,8 +57,8 @@ struct Segment::Layout {
     slot_stride = round_up(sizeof(Slot) + (n + 63) / 64 * sizeof(Flag), 64);
     slots = place(capacity * slot_stride, kLine);
     coordinator = place(sizeof(CoordinatorLine), kLine);
-    // Each id is in the ring at most once, so a ring of as many cells as ids never overflows.
-    ready_cells = std::bit_ceil(std::max<size_t>(capacity, 1));
+    // Each id is in the ring at most twice, once of them from before it was withdrawn, so this never overflows.
+    ready_cells = std::bit_ceil(std::max<size_t>(2 * capacity, 1));
     ready = place(ready_cells * sizeof(ReadyCell), kLine);
     request_stride = sizeof(ByteRingLines) + kRequestRingBytes;
     requests = place(n * request_stride, kLine);
@@ -79,7 +80,7 @@ int Segment::create(int local_size, int cache_capacity, uint64_t generation, uin
       throw SystemError("can't size the shared-memory segment to " + std::to_string(layout.total) + " bytes");
     }
     // Reserve what every job uses. The file is otherwise sparse: the channels of unused sets cost nothing.
-    if (const int code = posix_fallocate(fd, 0, static_cast<off_t>(layout.channels)); code != 0) {
+    if (const int code = reserve(fd, 0, layout.channels); code != 0) {
       throw SystemError("no memory for the shared-memory segment of " + std::to_string(layout.channels) + " bytes",
                         code);
     }
@@ -178,8 +179,8 @@ std::byte* Segment::channel(int set, int local_rank) const {
 }
 
 void Segment::reserve_channel(int set, int local_rank) const {
-  const auto offset = static_cast<off_t>(channel(set, local_rank) - base_);
-  if (const int code = posix_fallocate(fd_, offset, static_cast<off_t>(Channel::kBytesPerRank)); code != 0) {
+  const auto offset = static_cast<size_t>(channel(set, local_rank) - base_);
+  if (const int code = reserve(fd_, offset, Channel::kBytesPerRank); code != 0) {
     throw SystemError("no memory for the buffers of process set " + std::to_string(set) + " (" +
                           std::to_string(Channel::kBytesPerRank) + " bytes)",
                       code);

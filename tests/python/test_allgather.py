@@ -73,7 +73,8 @@ def forms(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "variables", [{}, {"HOROVOD_FUSION_THRESHOLD": "0"}, {"HOROVOD_CACHE_CAPACITY": "0"}, {"HOROVOD_CACHE_CAPACITY": "8"}]
+    "variables",
+    [{}, {"HOROVOD_FUSION_THRESHOLD": "0"}, {"HOROVOD_CACHE_CAPACITY": "0"}, {"HOROVOD_CACHE_CAPACITY": "8"}],
 )
 def test_forms(variables: dict[str, str]) -> None:
     run_ranks(3, forms, 3, env=variables)
