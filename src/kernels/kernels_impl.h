@@ -7,8 +7,8 @@
 #ifndef HOROVOD_KERNELS_KERNELS_IMPL_H_
 #define HOROVOD_KERNELS_KERNELS_IMPL_H_
 
-#include <limits>
-
+#include "kernels/adasum_impl.h"
+#include "kernels/finish_impl.h"
 #include "kernels/kernels.h"
 #include "kernels/vectors.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 // ---- Combining two vectors -----------------------------------------------------------------------------------------
 
-enum class Fold { kSum, kMin, kMax, kProduct, kOr, kAnd };
+enum class Fold { kSum, kMin, kMax, kProduct, kComplexProduct, kOr, kAnd };
 
 // Signed integers are added and multiplied as unsigned ones: they wrap.
 template <typename E, bool = std::is_integral_v<E>>
@@ -29,6 +29,17 @@ struct WrappingOf<E, false> {
   using type = E;
 };
 
+// Even lanes are real parts, odd lanes the imaginary ones that belong to them: (ac - bd, ad + bc).
+template <typename E>
+inline Vector<E> complex_product(Vector<E> ab, Vector<E> cd) {
+  constexpr size_t kN = kLanes<Vector<E>>;
+  const auto aa = shuffled<kN>(ab, ab, [](size_t i) { return i / 2 * 2; });
+  const auto bb = shuffled<kN>(ab, ab, [](size_t i) { return i / 2 * 2 + 1; });
+  const auto dc = shuffled<kN>(cd, cd, [](size_t i) { return i ^ 1; });
+  const Vector<E> ac_ad = aa * cd, bd_bc = bb * dc;
+  return even_and_odd<Vector<E>>(ac_ad - bd_bc, ac_ad + bd_bc);
+}
+
 template <Fold fold, typename E>
 inline Vector<E> combine_lanes(Vector<E> x, Vector<E> y) {
   using Wrapping = Vector<typename WrappingOf<E>::type>;
@@ -36,6 +47,8 @@ inline Vector<E> combine_lanes(Vector<E> x, Vector<E> y) {
     return bits_as<Vector<E>>(bits_as<Wrapping>(x) + bits_as<Wrapping>(y));
   } else if constexpr (fold == Fold::kProduct) {
     return bits_as<Vector<E>>(bits_as<Wrapping>(x) * bits_as<Wrapping>(y));
+  } else if constexpr (fold == Fold::kComplexProduct) {
+    return complex_product<E>(x, y);
   } else if constexpr (fold == Fold::kMin) {
     return (x <= y) | (x != x) ? x : y;  // NaN stays; of equals (0.0 and -0.0) the first
   } else if constexpr (fold == Fold::kMax) {
@@ -47,80 +60,28 @@ inline Vector<E> combine_lanes(Vector<E> x, Vector<E> y) {
   }
 }
 
+// Minimum and maximum of halves, which order as sign and magnitude.
+template <Fold fold, typename Format>
+inline Vector<int16_t> combine_compared(Vector<int16_t> x, Vector<int16_t> y) {
+  using Halves = Vector<int16_t>;
+  const Halves x_magnitude = x & int16_t{0x7fff}, y_magnitude = y & int16_t{0x7fff};
+  const Halves x_negative = x >> 15, y_negative = y >> 15;
+  const Halves x_value = (x_magnitude ^ x_negative) - x_negative;  // both zeros are 0
+  const Halves y_value = (y_magnitude ^ y_negative) - y_negative;
+  const Halves picked = (fold == Fold::kMin ? x_value <= y_value : x_value >= y_value) ? x : y;
+  const Halves is_nan = (x_magnitude > Format::kInfinity) | (y_magnitude > Format::kInfinity);
+  return is_nan ? splat<int16_t>(Format::kNan) : picked;
+}
+
 template <Fold fold, typename Format>
 inline typename Format::Wide combine(typename Format::Wide x, typename Format::Wide y) {
   using Lane = typename Format::Lane;
   if constexpr (std::is_same_v<typename Format::Wide, TwoFloats>) {
     return {combine_lanes<fold, Lane>(x.first, y.first), combine_lanes<fold, Lane>(x.second, y.second)};
+  } else if constexpr (requires { Format::kNan; }) {
+    return combine_compared<fold, Format>(x, y);
   } else {
     return combine_lanes<fold, Lane>(x, y);
-  }
-}
-
-// ---- Finishing -----------------------------------------------------------------------------------------------------
-
-// Floating types: in the registers, before the one rounding.
-template <typename Format>
-class Scaling {
-  using Wide = typename Format::Wide;
-
- public:
-  explicit Scaling(double factor) : scales_(factor != 1.0), factor_(static_cast<typename Format::Lane>(factor)) {}
-
-  bool is_identity() const { return !scales_; }
-
-  Wide operator()(Wide wide) const {
-    if (!scales_) return wide;
-    if constexpr (std::is_same_v<Wide, TwoFloats>) {
-      return {wide.first * factor_, wide.second * factor_};
-    } else {
-      return wide * factor_;
-    }
-  }
-
- private:
-  bool scales_;
-  typename Format::Lane factor_;
-};
-
-template <typename Format>
-struct Unchanged {
-  bool is_identity() const { return true; }
-  typename Format::Wide operator()(typename Format::Wide wide) const { return wide; }
-};
-
-template <typename E>
-inline E saturate(double value) {
-  constexpr E kLowest = std::numeric_limits<E>::min();
-  constexpr E kHighest = std::numeric_limits<E>::max();
-  value = value == value ? value : 0.0;
-  if constexpr (sizeof(E) == 8) {  // double(kHighest) is one too many
-    if (value >= 0x1p63) return kHighest;
-    if (value < -0x1p63) return kLowest;
-  } else {
-    value = value < double{kLowest} ? double{kLowest} : value;
-    value = value > double{kHighest} ? double{kHighest} : value;
-  }
-  return static_cast<E>(value);
-}
-
-template <typename E>
-inline E finish_integer(E value, const Finish& finish) {
-  if constexpr (sizeof(E) == 8) {
-    if (finish.factor == 1.0) return value / finish.divisor;
-  }
-  // Also the plain division of narrower types: a quotient that is no integer can't be rounded to one if the dividend
-  // has 32 bits. Doubles divide faster than integers, several at a time.
-  return saturate<E>(static_cast<double>(value) * finish.factor / static_cast<double>(finish.divisor));
-}
-
-// Integers: over the folded array, which has their type already. Written for the compiler to vectorise.
-template <typename E>
-void finish_integers(char* dst, const char* src, size_t count, const Finish& finish) {
-  const Finish local = finish;
-#pragma GCC ivdep  // dst may equal src, but nothing else of it
-  for (size_t i = 0; i < count; ++i) {
-    store(dst + i * sizeof(E), finish_integer(load<E>(src + i * sizeof(E)), local));
   }
 }
 
@@ -212,16 +173,55 @@ struct Floating {
   }
 };
 
+// Minimum and maximum of halves. They are exact, so scaling them afterwards rounds no more often.
+template <typename Half>
+struct Compared {
+  using Format = ComparedFormat<Half>;
+
+  template <Fold operation>
+  static void fold(void* dst, const void* const* sources, int n_sources, size_t count, const Finish& finish) {
+    fold_sources<operation, Format>(static_cast<char*>(dst), reinterpret_cast<const char* const*>(sources), n_sources,
+                                    count, Unchanged<Format>());
+    if (finish.factor != 1.0) Floating<Half>::scale_copy(dst, dst, count, finish.factor);
+  }
+};
+
+// Real and imaginary part by turns: but for the product, twice as many real numbers.
+template <typename E>
+struct Complex {
+  template <Fold operation>
+  static void fold(void* dst, const void* const* sources, int n_sources, size_t count, const Finish& finish) {
+    constexpr Fold kOfParts = operation == Fold::kProduct ? Fold::kComplexProduct : operation;
+    Floating<PlainFormat<E>>::template fold<kOfParts>(dst, sources, n_sources, 2 * count, finish);
+  }
+
+  static void scale_copy(void* dst, const void* src, size_t count, double factor) {
+    Floating<PlainFormat<E>>::scale_copy(dst, src, 2 * count, factor);
+  }
+};
+
 template <typename E>
 struct Integer {
   using Format = PlainFormat<E>;
 
   template <Fold operation>
-  static void fold(void* dst_pointer, const void* const* sources, int n_sources, size_t count, const Finish& finish) {
+  static void fold(void* dst_pointer, const void* const* source_pointers, int n_sources, size_t count,
+                   const Finish& finish) {
     char* dst = static_cast<char*>(dst_pointer);
-    fold_sources<operation, Format>(dst, reinterpret_cast<const char* const*>(sources), n_sources, count,
-                                    Unchanged<Format>());
-    if (finish.factor != 1.0 || finish.divisor != 1) finish_integers<E>(dst, dst, count, finish);
+    const auto* sources = reinterpret_cast<const char* const*>(source_pointers);
+    const bool divides_only = finish.factor == 1.0 && finish.divisor != 1;
+    if constexpr (operation == Fold::kSum) {  // Average
+      if (divides_only && ShiftDivision<E>::can_divide_by(finish.divisor)) {
+        return fold_sources<operation, Format>(dst, sources, n_sources, count, ShiftDivision<E>(finish.divisor));
+      }
+      if constexpr (sizeof(E) < 8) {
+        if (divides_only) {
+          return fold_sources<operation, Format>(dst, sources, n_sources, count, ReciprocalDivision<E>(finish.divisor));
+        }
+      }
+    }
+    fold_sources<operation, Format>(dst, sources, n_sources, count, Unchanged<Format>());
+    if (finish.factor != 1.0 || divides_only) finish_integers<E>(dst, dst, count, finish);
   }
 
   static void scale_copy(void* dst, const void* src, size_t count, double factor) {
@@ -238,29 +238,51 @@ struct Bool {
 };
 
 template <typename Numbers>
-constexpr void add(Kernels& table, hvd_dtype dtype) {
+constexpr void add_arithmetic(Kernels& table, hvd_dtype dtype) {
   table.scale_copy[dtype] = Numbers::scale_copy;
   table.fold[dtype][HVD_AVERAGE] = Numbers::template fold<Fold::kSum>;
   table.fold[dtype][HVD_SUM] = Numbers::template fold<Fold::kSum>;
+  table.fold[dtype][HVD_PRODUCT] = Numbers::template fold<Fold::kProduct>;
+}
+
+template <typename Numbers>
+constexpr void add_order(Kernels& table, hvd_dtype dtype) {
   table.fold[dtype][HVD_MIN] = Numbers::template fold<Fold::kMin>;
   table.fold[dtype][HVD_MAX] = Numbers::template fold<Fold::kMax>;
-  table.fold[dtype][HVD_PRODUCT] = Numbers::template fold<Fold::kProduct>;
+}
+
+template <typename E>
+constexpr void add_integer(Kernels& table, hvd_dtype dtype) {
+  add_arithmetic<Integer<E>>(table, dtype);
+  add_order<Integer<E>>(table, dtype);
+}
+
+template <typename Format, typename Order = Floating<Format>>
+constexpr void add_floating(Kernels& table, hvd_dtype dtype) {
+  add_arithmetic<Floating<Format>>(table, dtype);
+  add_order<Order>(table, dtype);
+  table.adasum_sums[dtype] = adasum_sums<Format>;
+  table.adasum_combine[dtype] = adasum_combine<Format>;
 }
 
 // Constant-initialised: loading the library must not run code of an instruction set that the processor may lack.
 constexpr Kernels make_table(const char* name) {
   Kernels table{};
   table.name = name;
-  add<Integer<uint8_t>>(table, HVD_UINT8);
-  add<Integer<int8_t>>(table, HVD_INT8);
-  add<Integer<uint16_t>>(table, HVD_UINT16);
-  add<Integer<int16_t>>(table, HVD_INT16);
-  add<Integer<int32_t>>(table, HVD_INT32);
-  add<Integer<int64_t>>(table, HVD_INT64);
-  add<Floating<Float16Format>>(table, HVD_FLOAT16);
-  add<Floating<PlainFormat<float>>>(table, HVD_FLOAT32);
-  add<Floating<PlainFormat<double>>>(table, HVD_FLOAT64);
-  add<Floating<BFloat16Format>>(table, HVD_BFLOAT16);
+  add_integer<uint8_t>(table, HVD_UINT8);
+  add_integer<int8_t>(table, HVD_INT8);
+  add_integer<uint16_t>(table, HVD_UINT16);
+  add_integer<int16_t>(table, HVD_INT16);
+  add_integer<uint32_t>(table, HVD_UINT32);
+  add_integer<int32_t>(table, HVD_INT32);
+  add_integer<uint64_t>(table, HVD_UINT64);
+  add_integer<int64_t>(table, HVD_INT64);
+  add_floating<Float16Format, Compared<Float16Format>>(table, HVD_FLOAT16);
+  add_floating<BFloat16Format, Compared<BFloat16Format>>(table, HVD_BFLOAT16);
+  add_floating<PlainFormat<float>>(table, HVD_FLOAT32);
+  add_floating<PlainFormat<double>>(table, HVD_FLOAT64);
+  add_arithmetic<Complex<float>>(table, HVD_COMPLEX64);
+  add_arithmetic<Complex<double>>(table, HVD_COMPLEX128);
   table.fold[HVD_BOOL][HVD_SUM] = Bool::fold<Fold::kOr>;
   table.fold[HVD_BOOL][HVD_MAX] = Bool::fold<Fold::kOr>;
   table.fold[HVD_BOOL][HVD_MIN] = Bool::fold<Fold::kAnd>;

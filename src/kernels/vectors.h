@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -55,6 +56,26 @@ inline void store(char* to, V vector) {
   __builtin_memcpy(to, &vector, sizeof(V));
 }
 
+// The vector whose lane number i is lane number choose(i) of a and b, counted through.
+template <size_t n_lanes, typename V, typename Choose>
+inline auto shuffled(const V& a, const V& b, Choose) {
+  return [&]<size_t... lane>(std::index_sequence<lane...>) {
+    return __builtin_shufflevector(a, b, Choose{}(lane)...);
+  }(std::make_index_sequence<n_lanes>());
+}
+template <typename V>
+inline constexpr size_t kLanes = sizeof(V) / sizeof(V{}[0]);
+
+// Even lanes of one vector and odd lanes of the other, each where it was.
+template <typename V>
+inline V even_and_odd(V even, V odd) {
+  if constexpr (kVectorBytes == 16 && sizeof(even[0]) == 2) {  // SSE2 has no instruction for it
+    return bits_as<V>((bits_as<Bits>(even) & 0xffffu) | (bits_as<Bits>(odd) & 0xffff0000u));
+  } else {
+    return shuffled<kLanes<V>>(even, odd, [](size_t i) { return i % 2 == 0 ? i : i + kLanes<V>; });
+  }
+}
+
 // Which NaN an addition or a multiplication gives depends on the processor and on the order in which the compiler
 // placed the operands. So every NaN is made the same one before it is stored: quiet, positive, without payload.
 template <typename E>
@@ -84,31 +105,46 @@ struct PlainFormat {
   }
 };
 
-// The float32 lanes of one vector of halves. Which half is in which lane is the format's choice.
+// The float32 lanes of one vector of halves. Which half is in which lane is the format's choice; in_order brings them
+// into the order of memory.
 struct TwoFloats {
   Vector<float> first, second;
 };
+
+// From the elements of even and odd number.
+inline TwoFloats interleaved(TwoFloats wide) {
+  constexpr size_t kN = kLanes<Vector<float>>;
+  return {shuffled<kN>(wide.first, wide.second, [](size_t i) { return i / 2 + i % 2 * kN; }),
+          shuffled<kN>(wide.first, wide.second, [](size_t i) { return kN / 2 + i / 2 + i % 2 * kN; })};
+}
 
 struct BFloat16Format {
   using Element = uint16_t;
   using Lane = float;
   using Wide = TwoFloats;
+  static constexpr int16_t kInfinity = 0x7f80;
+  static constexpr int16_t kNan = 0x7fc0;
 
   // A 32-bit lane of memory holds two elements, each the upper half of a float32: no shuffling needed.
   static Wide load(const char* from) {
     const Bits pairs = hvd::load<Bits>(from);
     return {bits_as<Vector<float>>(pairs << 16), bits_as<Vector<float>>(pairs & 0xffff0000u)};
   }
-  static void store(char* to, Wide wide) {
-    hvd::store(to, (rounded(wide.first) >> 16) | (rounded(wide.second) & 0xffff0000u));
-  }
+  static Wide in_order(Wide wide) { return interleaved(wide); }
 
- private:
-  // To nearest even in the upper half; the lower half is left over. Overflow carries into the exponent: infinity.
-  static Bits rounded(Vector<float> value) {
-    const Bits bits = bits_as<Bits>(value);
-    const Bits nearest = bits + 0x7fffu + ((bits >> 16) & 1u);
-    return value == value ? nearest : splat<uint32_t>(0x7fc00000u);
+  // To nearest even, on 16-bit lanes: all elements at once. Overflow carries into the exponent: infinity.
+  static void store(char* to, Wide wide) {
+    using Unsigned = Vector<uint16_t>;
+    using Signed = Vector<int16_t>;
+    const Bits first = bits_as<Bits>(wide.first), second = bits_as<Bits>(wide.second);
+    const auto upper = even_and_odd(bits_as<Unsigned>(first >> 16), bits_as<Unsigned>(second));
+    const auto lower = even_and_odd(bits_as<Unsigned>(first), bits_as<Unsigned>(second << 16));
+    const Signed above_tie = bits_as<Signed>(lower ^ uint16_t{0x8000});  // 0: a tie, which goes up from odd
+    const Signed minus_odd = -bits_as<Signed>(upper & uint16_t{1});
+    const Unsigned nearest = upper - bits_as<Unsigned>(above_tie > minus_odd);  // a true lane is -1
+    // The upper half shows every NaN: it came from a bfloat16, or arithmetic made it quiet.
+    const Signed magnitude = bits_as<Signed>(upper & uint16_t{0x7fff});
+    hvd::store(to, magnitude > int16_t{kInfinity} ? splat<uint16_t>(kNan) : nearest);
   }
 };
 
@@ -116,12 +152,15 @@ struct Float16Format {
   using Element = uint16_t;
   using Lane = float;
   using Wide = TwoFloats;
+  static constexpr int16_t kInfinity = 0x7c00;
+  static constexpr int16_t kNan = 0x7e00;
 
 #if HVD_VECTOR_BYTES == 64 && defined(__AVX512F__)
   // All lanes are asked for by mask only because gcc 12 warns of an uninitialised variable inside the plain forms.
   static constexpr __mmask16 kAll = 0xffff;
 
   static Wide load(const char* from) { return {load_half(from), load_half(from + 32)}; }
+  static Wide in_order(Wide wide) { return wide; }
   static void store(char* to, Wide wide) {
     store_half(to, wide.first);
     store_half(to + 32, wide.second);
@@ -137,6 +176,7 @@ struct Float16Format {
   }
 #elif HVD_VECTOR_BYTES == 32 && defined(__F16C__)
   static Wide load(const char* from) { return {load_half(from), load_half(from + 16)}; }
+  static Wide in_order(Wide wide) { return wide; }
   static void store(char* to, Wide wide) {
     store_half(to, wide.first);
     store_half(to + 16, wide.second);
@@ -151,6 +191,7 @@ struct Float16Format {
   }
 #elif HVD_VECTOR_BYTES == 16 && defined(__aarch64__)
   static Wide load(const char* from) { return {load_half(from), load_half(from + 8)}; }
+  static Wide in_order(Wide wide) { return wide; }
   static void store(char* to, Wide wide) {
     store_half(to, wide.first);
     store_half(to + 8, wide.second);
@@ -169,6 +210,7 @@ struct Float16Format {
     const Bits pairs = hvd::load<Bits>(from);
     return {widened(pairs & 0xffffu), widened(pairs >> 16)};
   }
+  static Wide in_order(Wide wide) { return interleaved(wide); }
   static void store(char* to, Wide wide) { hvd::store(to, rounded(wide.first) | (rounded(wide.second) << 16)); }
 
  private:
@@ -206,6 +248,19 @@ struct Float16Format {
     return result | ((bits >> 16) & 0x8000u);
   }
 #endif
+};
+
+// Halves as they lie in memory, to be compared only: without widening, twice as many at a time.
+template <typename Half>
+struct ComparedFormat {
+  using Element = uint16_t;
+  using Lane = int16_t;
+  using Wide = Vector<int16_t>;
+  static constexpr int16_t kInfinity = Half::kInfinity;
+  static constexpr int16_t kNan = Half::kNan;
+
+  static Wide load(const char* from) { return hvd::load<Wide>(from); }
+  static void store(char* to, Wide wide) { hvd::store(to, wide); }
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -84,10 +85,31 @@ using BFloat16 = Half<7>;
 
 struct Bool : Plain<uint8_t> {};
 
+template <typename E>
+struct Complex {
+  using Part = E;
+  using Value = std::complex<E>;
+  static constexpr size_t kSize = 2 * sizeof(E);
+
+  static Value decode(const uint8_t* from) { return {Plain<E>::decode(from), Plain<E>::decode(from + sizeof(E))}; }
+  static void encode(Value value, uint8_t* to) {
+    Plain<E>::encode(value.real(), to);
+    Plain<E>::encode(value.imag(), to + sizeof(E));
+  }
+};
+template <typename V>
+inline constexpr bool kIsComplex = false;
+template <typename E>
+inline constexpr bool kIsComplex<std::complex<E>> = true;
+
 template <typename Type, typename V>
 V combine(hvd_reduce_op op, V a, V b) {
   if constexpr (std::is_same_v<Type, Bool>) {
     return op == HVD_MIN || op == HVD_PRODUCT ? a && b : a || b;
+  } else if constexpr (kIsComplex<V>) {
+    // Not by std::complex, whose product replaces some NaNs by infinities.
+    if (op != HVD_PRODUCT) return {a.real() + b.real(), a.imag() + b.imag()};
+    return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
   } else if (op == HVD_MIN || op == HVD_MAX) {
     if (a != a || b != b) return a != a ? a : b;
     return (op == HVD_MIN ? b < a : b > a) ? b : a;
@@ -105,6 +127,8 @@ V finished(V value, const Finish& finish) {
     return value;
   } else if constexpr (std::is_floating_point_v<V>) {
     return finish.factor == 1.0 ? value : value * static_cast<V>(finish.factor);
+  } else if constexpr (kIsComplex<V>) {
+    return {finished<Type>(value.real(), finish), finished<Type>(value.imag(), finish)};
   } else {
     if (finish.factor == 1.0) return static_cast<V>(value / finish.divisor);
     const double scaled = static_cast<double>(value) * finish.factor / static_cast<double>(finish.divisor);
@@ -123,6 +147,40 @@ Bytes reference_fold(hvd_reduce_op op, const std::vector<Bytes>& sources, const 
     auto value = Type::decode(&sources[0][at]);
     for (size_t s = 1; s < sources.size(); ++s) value = combine<Type>(op, value, Type::decode(&sources[s][at]));
     Type::encode(finished<Type>(value, finish), &result[at]);
+  }
+  return result;
+}
+
+// ---- Adasum --------------------------------------------------------------------------------------------------------
+
+struct Sums {
+  double dot = 0, a_squared = 0, b_squared = 0;
+};
+
+// Element i to partial sum i % 8; these in pairs, the pairs in pairs, both halves together.
+template <typename Type>
+Sums reference_adasum_sums(const Bytes& a, const Bytes& b, const Sums& before) {
+  const auto total = [](const Bytes& x, const Bytes& y) {
+    double partial[8] = {};
+    for (size_t i = 0; i < x.size() / Type::kSize; ++i) {
+      partial[i % 8] += double{Type::decode(&x[i * Type::kSize])} * double{Type::decode(&y[i * Type::kSize])};
+    }
+    for (size_t n = 8; n > 1; n /= 2) {
+      for (size_t i = 0; i < n / 2; ++i) partial[i] = partial[2 * i] + partial[2 * i + 1];
+    }
+    return partial[0];
+  };
+  return {before.dot + total(a, b), before.a_squared + total(a, a), before.b_squared + total(b, b)};
+}
+
+template <typename Type>
+Bytes reference_adasum_combine(const Bytes& a, const Bytes& b, double ca, double cb) {
+  using Value = typename Type::Value;
+  Bytes result(a.size());
+  for (size_t at = 0; at < a.size(); at += Type::kSize) {
+    const Value from_a = static_cast<Value>(ca) * Type::decode(&a[at]);
+    const Value from_b = static_cast<Value>(cb) * Type::decode(&b[at]);
+    Type::encode(from_a + from_b, &result[at]);
   }
   return result;
 }
