@@ -1,6 +1,7 @@
 // The kernels of Adasum: every table against a plain reference, to the bit.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
