@@ -19,8 +19,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join() -> int:
     """Says that this rank has no more data, and returns when every rank has said so.
 
-    Until then the others' allreduces go on: this rank takes part in them without contributing, though an Average is
-    still divided by the number of all ranks. Operations of other kinds need all ranks: they fail where they are called.
+    Until then the others' allreduces, allgathers and alltoalls go on: this rank takes part without contributing
+    anything, though an Average is still divided by the number of all ranks. A broadcast or reducescatter needs all
+    ranks, and fails where it is called.
 
     Returns:
         The rank that joined last.

@@ -29,6 +29,8 @@ CODES: dict[Any, int] = {
     np.dtype(np.complex64): _core.COMPLEX64,
     np.dtype(np.complex128): _core.COMPLEX128,
 }
+# Bound once: this is on the way of every small operation.
+known_code = CODES.get
 # Names of dtypes of the package ml_dtypes: size in bytes, code.
 _FOREIGN = {
     "bfloat16": (2, _core.BFLOAT16),
@@ -58,7 +60,7 @@ def code_of(array: "NDArray[Any]") -> int:
     Raises:
         ValueError: There is none.
     """
-    code = CODES.get(array.dtype)
+    code = known_code(array.dtype)
     return find_code(array.dtype) if code is None else code
 
 

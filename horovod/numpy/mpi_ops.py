@@ -11,7 +11,7 @@ from horovod.common.basics import basics
 from horovod.common.names import operation_name
 from horovod.common.process_sets import ProcessSet, global_process_set, require_id
 from horovod.common.util import get_average_backwards_compatibility_fun
-from horovod.numpy.arrays import CODES, check_in_place, dense_and_output, find_code
+from horovod.numpy.arrays import check_in_place, dense_and_output, find_code, known_code
 
 Average: int = basics.Average
 Sum: int = basics.Sum
@@ -51,9 +51,11 @@ def _allreduce_request(
     process_set: ProcessSet,
 ) -> BufferRequest:
     """The arguments of the engine's buffer functions."""
-    if average is not None or op not in _REDUCE_OPS:
+    if op is None and average is None:
+        op = Average
+    elif average is not None or op not in _REDUCE_OPS:
         op = reduce_op(op, average)
-    code = CODES.get(array.dtype)
+    code = known_code(array.dtype)
     if code is None:
         code = find_code(array.dtype)
     set_id = require_id(process_set)
@@ -64,7 +66,7 @@ def _allreduce_request(
 def _broadcast_request(
     array: "NDArray[Any]", output: "NDArray[Any]", root_rank: int, name: str | None, process_set: ProcessSet
 ) -> BufferRequest:
-    code = CODES.get(array.dtype)
+    code = known_code(array.dtype)
     if code is None:
         code = find_code(array.dtype)
     set_id = require_id(process_set)

@@ -126,8 +126,10 @@ def _finished(total: Array, factor: float, divisor: int, dtype: "np.dtype[Any]")
             return np.asarray((abs(wide) // divisor) * np.sign(wide)).astype(dtype)
         return _saturated(np.trunc(total.astype(np.float64) * factor / divisor), dtype)
     if dtype.kind == "c":
-        parts = total.view(total.real.dtype)
-        return (parts * parts.dtype.type(factor / divisor)).view(total.dtype)
+        result = np.empty_like(total)
+        result.real = total.real * total.real.dtype.type(factor / divisor)
+        result.imag = total.imag * total.real.dtype.type(factor / divisor)
+        return result
     return np.asarray(total * total.dtype.type(factor / divisor)).astype(dtype)
 
 

@@ -22,7 +22,9 @@ def part(array: Array, splits: Any, to: int) -> Array:
     return array[first : first + int(splits[to])]
 
 
-def exchange_case(members: Any, dtype: Any, seed: int, tail: tuple[int, ...], most: int = 4, unsent: int = 0) -> None:
+def exchange_case(
+    members: Any, dtype: Any, seed: int, tail: tuple[int, ...], *, most: int = 4, unsent: int = 0
+) -> None:
     table = split_table(len(members.ranks), seed, most)
     inputs = [
         values(dtype, (int(splits.sum()) + unsent, *tail), rank)

@@ -59,6 +59,7 @@ def life(init_argument: object) -> None:
         use(members)
     assert hvd.remove_process_set(hvd.global_process_set) is False
     assert hvd.remove_process_set(hvd.ProcessSet([0])) is False
+    hvd.barrier()
     hvd.shutdown()
     assert (middle.process_set_id, last.size()) == (None, None)
     hvd.init()

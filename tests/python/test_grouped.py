@@ -136,7 +136,7 @@ def pending_at_shutdown() -> None:
     hvd.shutdown()
     if handle is not None:
         assert hvd.poll(handle)
-        with pytest.raises(hvd.HorovodInternalError, match="shut ?down"):
+        with pytest.raises(hvd.HorovodInternalError, match=r"shut ?down"):
             hvd.synchronize(handle)
 
 

@@ -120,13 +120,36 @@ def test_what_was_left_pending_ends() -> None:
         assert results == [[1.0 + rank] * 3, [6.0] * 3]
 
 
+def pending_beside_others() -> Any:
+    """A batch may hold what a joined rank has started itself, and what only others have: factors are for the former."""
+    hvd.init()
+    rank = hvd.rank()
+    results = []
+    for step in range(10):
+        names = ["of all"] if rank == 1 else ["of all", "of others"]
+        handles = [
+            hvd.allreduce_async([2.0 + rank], op=hvd.Product, prescale_factor=2.0, name=f"{name} {step % 3}")
+            for name in (names if step % 2 else reversed(names))
+        ]
+        if rank != 1:
+            results.append(sorted(hvd.synchronize(handle).item() for handle in handles))
+        hvd.join()
+        if rank == 1:
+            results.append([hvd.synchronize(handle).item() for handle in handles])
+    return results
+
+
+def test_what_was_left_pending_beside_what_others_have() -> None:
+    # 2 * 2, 2 * 3, 2 * 4; rank 1 has no part in the second.
+    results = run_ranks(3, pending_beside_others)
+    assert results == [[[32.0, 192.0]] * 10, [[192.0]] * 10, [[32.0, 192.0]] * 10]
+
+
 def other_operations() -> None:
-    """They need all ranks, so they fail on the ranks that call them, and the job goes on."""
+    """Those that need all ranks fail on the ranks that call them, and the job goes on."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     calls = {
-        "ALLGATHER": lambda: hvd.allgather(np.ones(size), name="gather"),
-        "ALLTOALL": lambda: hvd.alltoall(np.ones(size), name="to all"),
         "BROADCAST": lambda: hvd.broadcast(np.ones(size), 0, name="cast"),
         "REDUCESCATTER": lambda: hvd.reducescatter(np.ones(size), name="scatter"),
     }
@@ -148,6 +171,27 @@ def test_other_operations_fail_and_the_job_goes_on() -> None:
     run_ranks(3, other_operations)
 
 
+def rows_of_joined_ranks(size: int) -> None:
+    """A joined rank sends no rows; what is sent to it is lost."""
+    hvd.init()
+    rank = hvd.rank()
+    active = [other for other in range(size) if other != 1]
+    for _ in range(3):
+        if rank != 1:
+            for _ in range(3):  # a name that is new, and one that is known
+                assert hvd.allgather(np.full(2, rank), name="x").tolist() == [r for r in active for _ in range(2)]
+                result, received = hvd.alltoall(np.full(size, rank), [1] * size, name="y")
+                assert result.tolist() == active
+                assert received.tolist() == [1 if r in active else 0 for r in range(size)]
+        hvd.join()
+        assert hvd.allgather([rank], name="x").tolist() == list(range(size))
+        assert np.asarray(hvd.alltoall(np.full(size, rank), name="y")).tolist() == list(range(size))
+
+
+def test_a_joined_rank_has_no_rows() -> None:
+    run_ranks(3, rows_of_joined_ranks, 3)
+
+
 def in_sets(size: int) -> None:
     """A member of a set that has joined does not hold up the set either; a barrier works as well."""
     others = hvd.ProcessSet(range(1, size))
@@ -167,15 +211,16 @@ def test_in_sets() -> None:
     run_ranks(4, in_sets, 4)
 
 
-def dies_instead_of_joining() -> None:
+def leaves_instead_of_joining() -> None:
     hvd.init()
     if hvd.rank() == 2:
         wait_for_mark("joining")
-        raise SystemExit(0)
+        hvd.shutdown()
+        return
     mark("joining")
     with pytest.raises(hvd.HorovodInternalError):
         hvd.join()
 
 
-def test_a_lost_rank_ends_the_join() -> None:
-    run_ranks(3, dies_instead_of_joining)
+def test_a_rank_that_leaves_ends_the_join() -> None:
+    run_ranks(3, leaves_instead_of_joining)
