@@ -13,8 +13,8 @@ from horovod import _core
 def zeros(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> "NDArray[Any]":
     """As numpy.zeros, on shared memory: a large array of it is reduced in place without copying it anywhere first.
 
-    That is so where the array is in such memory on all ranks; otherwise it is an array like any other. The memory belongs
-    to the array, also after shutdown. A forked child shares it with its parent.
+    That is so where the array is in such memory on all ranks; otherwise it is an array like any other. The memory
+    belongs to the array, also after shutdown. A forked child shares it with its parent.
 
     Raises:
         MemoryError: There is not so much.
