@@ -13,7 +13,6 @@ using namespace hvd::testing;
 
 namespace {
 
-
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
