@@ -114,6 +114,15 @@ Outcome run_rank(const RankGroup& group, Engine& engine, uint64_t operations, ui
         [&, t] { work(engine, group, t, steps * sets * kNamesPerSet, seed, outcomes[static_cast<size_t>(t)]); });
   }
   for (std::thread& thread : threads) thread.join();
+  // Who leaves ends the job for all, also for sets without it: so nobody leaves before everyone is done.
+  const auto barrier = std::make_shared<Request>();
+  barrier->key.name = "barrier.noname";
+  barrier->meta.op = HVD_BARRIER;
+  try {
+    engine.run(barrier, kPatience);
+  } catch (const Error&) {
+    // A rank was killed, which the outcomes say.
+  }
   Outcome sum = outcomes[0];
   for (int t = 1; t < kThreadsPerRank; ++t) {
     const Outcome& other = outcomes[static_cast<size_t>(t)];

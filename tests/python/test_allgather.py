@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -155,12 +156,13 @@ def test_memory_is_freed_with_the_last_view() -> None:
 def mistakes() -> None:
     hvd.init()
     rank = hvd.rank()
-    for call, words in (
+    mismatches: list[tuple[Callable[[], Any], str]] = [
         (lambda: hvd.allgather(1.0, name="scalar"), "Process-set rank zero tried to ALLGATHER a rank-zero tensor"),
         (lambda: hvd.allgather(np.ones((2, 3 + rank)), name="tail"), "Mismatched ALLGATHER tensor shapes"),
         (lambda: hvd.allgather(np.ones((2,) * (1 + rank)), name="dims"), "Mismatched ALLGATHER tensor shapes"),
         (lambda: hvd.allgather(np.ones(2, (np.int32, np.int64)[rank % 2]), name="dtype"), "Mismatched data types"),
-    ):
+    ]
+    for call, words in mismatches:
         for _ in range(2):
             with pytest.raises(hvd.HorovodMismatchError, match=words):
                 call()

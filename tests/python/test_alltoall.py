@@ -1,5 +1,6 @@
 """Alltoall: some rows to every rank."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -108,11 +109,12 @@ def mistakes() -> None:
             hvd.alltoall(np.ones(size), wrong, name="splits")
     with pytest.raises(ValueError, match="divisible"):
         hvd.alltoall(np.ones(size + 1), name="indivisible")
-    for call, words in (
+    mismatches: list[tuple[Callable[[], Any], str]] = [
         (lambda: hvd.alltoall(1.0, name="scalar"), "Process-set rank zero tried to ALLTOALL a rank-zero tensor"),
         (lambda: hvd.alltoall(np.ones((size, 3 + rank)), name="tail"), "Mismatched ALLTOALL tensor shapes"),
         (lambda: hvd.alltoall(np.ones(size, ("f4", "f8")[rank % 2]), name="dtype"), "Mismatched data types"),
-    ):
+    ]
+    for call, words in mismatches:
         with pytest.raises(hvd.HorovodMismatchError, match=words):
             call()
     with pytest.raises(ValueError, match=r"^Tensor type .* is not supported\."):

@@ -29,6 +29,10 @@ def use(members: hvd.ProcessSet) -> None:
     hvd.barrier(members)
 
 
+def ids_and_sizes(*sets: hvd.ProcessSet) -> list[tuple[int | None, int | None]]:
+    return [(one.process_set_id, one.size()) for one in sets]
+
+
 def life(init_argument: object) -> None:
     hvd.init(process_sets=init_argument)  # type: ignore[arg-type]
     size = hvd.size()
@@ -45,7 +49,7 @@ def life(init_argument: object) -> None:
         use(members)
     # A removed set is no longer one; its id goes to the next.
     assert hvd.remove_process_set(others) is True
-    assert (others.process_set_id, others.size()) == (None, None)
+    assert ids_and_sizes(others) == [(None, None)]
     assert hvd.remove_process_set(others) is False
     with pytest.raises(ValueError, match="is not registered"):
         hvd.allreduce([1.0], process_set=others)
@@ -61,7 +65,7 @@ def life(init_argument: object) -> None:
     assert hvd.remove_process_set(hvd.ProcessSet([0])) is False
     hvd.barrier()
     hvd.shutdown()
-    assert (middle.process_set_id, last.size()) == (None, None)
+    assert ids_and_sizes(middle, last) == [(None, None)] * 2
     hvd.init()
     assert hvd.add_process_set(middle).process_set_id == 1
     use(middle)

@@ -173,9 +173,11 @@ def local_errors() -> None:
 
     # Arrays.
     for array in (np.ones(3, ">f4"), np.ones(3, np.longdouble), np.array(["a"]), np.array([None])):
-        for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, lambda a: hvd.broadcast(a, 0)):
+        takers: list[Callable[[Any], Any]] = [hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter]
+        takers.append(lambda it: hvd.broadcast(it, 0))
+        for taker in takers:
             with pytest.raises(ValueError, match=r"^Tensor type .* is not supported\."):
-                call(array)
+                taker(array)
     for function in (hvd.allreduce_, hvd.allreduce_async_):
         with pytest.raises(ValueError, match=r"^Tensor is required to be contiguous\."):
             function(np.ones((4, 4)).T)

@@ -1,6 +1,7 @@
 """Join: ranks that run out of data early let the others go on."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ def other_operations() -> None:
     """Those that need all ranks fail on the ranks that call them, and the job goes on."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "BROADCAST": lambda: hvd.broadcast(np.ones(size), 0, name="cast"),
         "REDUCESCATTER": lambda: hvd.reducescatter(np.ones(size), name="scatter"),
     }

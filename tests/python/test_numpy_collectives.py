@@ -131,7 +131,7 @@ def forms(size: int) -> None:
     handle = hvd.broadcast_async(np.full(7, rank), 0)
     while not hvd.poll(handle):
         pass
-    assert hvd.synchronize(handle).tolist() == [0] * 7  # type: ignore[union-attr]
+    assert hvd.synchronize(handle).tolist() == [0] * 7
     # The deprecated spelling.
     with pytest.warns(DeprecationWarning):
         assert hvd.allreduce([1.0], average=False).tolist() == [size]

@@ -1,5 +1,6 @@
 """Reducescatter: every rank gets its rows of the reduction."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def mistakes() -> None:
         hvd.reducescatter(np.ones(4, np.bool_), name="bool", op=hvd.Average)
     with pytest.raises(ValueError):
         hvd.reducescatter(np.ones(3), process_set=hvd.ProcessSet([0]))
-    for call, words in (
+    mismatches: list[tuple[Callable[[], Any], str]] = [
         (lambda: hvd.reducescatter(np.ones((2, 3 + rank)), name="tail"), "Mismatched REDUCESCATTER tensor shapes"),
         (lambda: hvd.reducescatter(np.ones(2 + rank), name="rows"), "Mismatched REDUCESCATTER tensor shapes"),
         (lambda: hvd.reducescatter(np.ones(2, ("f4", "f8")[rank % 2]), name="dtype"), "Mismatched data types"),
@@ -88,7 +89,8 @@ def mistakes() -> None:
             lambda: hvd.reducescatter(np.ones(2), name="factor", prescale_factor=1.0 + rank),
             "Mismatched prescale and/or postscale factors",
         ),
-    ):
+    ]
+    for call, words in mismatches:
         with pytest.raises(hvd.HorovodMismatchError, match=words):
             call()
     assert hvd.reducescatter(np.ones(hvd.size()), name="rows", op=hvd.Sum).tolist() == [hvd.size()]
