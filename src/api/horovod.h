@@ -181,7 +181,7 @@ typedef struct {
   int32_t ndim;
   const int64_t* shape;  // allgather, alltoall: of the result. Valid until hvd_release
   int32_t n_received;
-  const int64_t* received;  // alltoall: the rows that came from each member. Valid until hvd_release
+  const int64_t* received;  // allgather, alltoall: the rows that came from each member. Valid until hvd_release
   int32_t value;            // join: the rank that joined last; HVD_ADD_PROCESS_SET: the id
 } hvd_result;
 // Of allgather, alltoall, join and HVD_ADD_PROCESS_SET, once they have ended with HVD_OK; data can be taken once.

@@ -27,7 +27,7 @@ class Combiner {
   explicit Combiner(const Batch& batch) : batch_(batch), element_(dtype_bytes(batch.dtype)), partner_(batch.bytes()) {}
 
   // The vector begins as the input and ends as the result.
-  void begin() const { scale(batch_.neutral ? 1.0 : batch_.prescale, true); }
+  void begin() const { scale(batch_.prescale, true); }
   void end() const { scale(batch_.postscale, false); }
 
   void copy_in(size_t lo, size_t hi, std::byte* chunk) const {
@@ -65,7 +65,9 @@ class Combiner {
     for (size_t t = 0; t < batch_.tensors(); ++t) {
       const std::byte* from = from_input ? batch_.input(t) : batch_.output(t);
       std::byte* const to = batch_.output(t);
-      if (factor != 1.0) {
+      if (from == nullptr) {
+        std::memset(to, 0, batch_.bytes(t));
+      } else if (factor != 1.0) {
         kernels().scale_copy[batch_.dtype](to, from, batch_.bytes(t) / element_, factor);
       } else if (from != to && batch_.bytes(t) > 0) {
         std::memcpy(to, from, batch_.bytes(t));

@@ -67,7 +67,7 @@ class Reduction {
         sources[static_cast<size_t>(m)] = channel_.payload(m, s, bytes(c)) + offset;
       }
       // Unless it was scaled on its way in, our own part need not be fetched from there.
-      if (batch_.prescale == 1.0) sources[static_cast<size_t>(channel_.me())] = input;
+      if (batch_.prescale == 1.0 && input != nullptr) sources[static_cast<size_t>(channel_.me())] = input;
       arithmetic_.fold(output, sources, n);
     });
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "collectives/batch.h"
+#include "collectives/neutral.h"
 #include "kernels/kernels.h"
 
 namespace hvd {
@@ -13,8 +14,10 @@ namespace hvd {
 class Arithmetic {
  public:
   Arithmetic(const Batch& batch, int members)
-      : element_(dtype_bytes(batch.dtype)),
-        prescale_(batch.neutral ? 1.0 : batch.prescale),
+      : dtype_(batch.dtype),
+        reduce_op_(batch.reduce_op),
+        element_(dtype_bytes(batch.dtype)),
+        prescale_(batch.prescale),
         scale_copy_(kernels().scale_copy[batch.dtype]),
         fold_(kernels().fold[batch.dtype][batch.reduce_op]) {
     finish_.factor = batch.postscale;
@@ -26,9 +29,11 @@ class Arithmetic {
     }
   }
 
-  // Copies a part of an input on its way to the others.
+  // Copies a part of an input on its way to the others; where there is none, the neutral element.
   void copy_in(std::byte* to, const std::byte* from, size_t bytes) const {
-    if (prescale_ == 1.0) {
+    if (from == nullptr) {
+      fill_neutral(to, bytes, dtype_, reduce_op_);
+    } else if (prescale_ == 1.0) {
       std::memcpy(to, from, bytes);
     } else {
       scale_copy_(to, from, bytes / element_, prescale_);
@@ -43,6 +48,8 @@ class Arithmetic {
  private:
   static bool is_integer(hvd_dtype dtype) { return dtype <= HVD_INT64 || dtype == HVD_UINT32 || dtype == HVD_UINT64; }
 
+  const hvd_dtype dtype_;
+  const hvd_reduce_op reduce_op_;
   const size_t element_;
   const double prescale_;
   void (*const scale_copy_)(void*, const void*, size_t, double);

@@ -20,9 +20,9 @@ class Batch {
   hvd_reduce_op reduce_op = HVD_SUM;
   int root = -1;  // member index
   double prescale = 1.0, postscale = 1.0;
-  bool neutral = false;          // this member has joined: its input is the neutral element, which is not scaled
   std::vector<RowsTensor> rows;  // allgather, alltoall, reducescatter: the tensors by rows
 
+  // Without input this member contributes the neutral element.
   void add(const void* input, void* output, size_t bytes) {
     tensors_.push_back({static_cast<const std::byte*>(input), static_cast<std::byte*>(output), bytes_, bytes});
     bytes_ += bytes;
@@ -41,8 +41,9 @@ class Batch {
                                        [lo](const Tensor& t) { return t.start + t.bytes <= lo; });
     for (; tensor != tensors_.end() && tensor->start < hi; ++tensor) {
       const size_t from = std::max(lo, tensor->start), to = std::min(hi, tensor->start + tensor->bytes);
+      const size_t skip = from - tensor->start;
       if (from < to)
-        f(tensor->input + (from - tensor->start), tensor->output + (from - tensor->start), from - lo, to - from);
+        f(tensor->input == nullptr ? nullptr : tensor->input + skip, tensor->output + skip, from - lo, to - from);
     }
   }
 

@@ -210,6 +210,11 @@ void Coordinator::define(const Key& key, Pending pending) {
 void Coordinator::join(int rank) {
   joined_.push_back(rank);
   if (joined_.size() < sets_[0].size()) return;
+  // What ranks have left pending ends first: after JoinEnd nobody contributes on their behalf any more.
+  submit_for_joined();
+  for (Queue& queue : queues_) {
+    if (!queue.ids.empty()) close(queue);
+  }
   append(JoinEnd{joined_.back()});
   joined_.clear();
 }
@@ -300,7 +305,9 @@ void Coordinator::change_sets(const Meta& meta) {
 
 void Coordinator::take(int, const Closed& message) {
   const auto closing = closing_.find(message.set);
-  if (closing != closing_.end() && --closing->second == 0) closing_.erase(closing);
+  if (closing == closing_.end() || --closing->second > 0) return;
+  closing_.erase(closing);
+  append(RemoveEnd{message.set});
 }
 
 // ---- Ids ------------------------------------------------------------------------------------------------------------

@@ -120,6 +120,8 @@ class Engine {
   void apply(const Stop& entry);
   void apply(const AddSet& entry);
   void apply(const RemoveSet& entry);
+  void apply(const RemoveEnd& entry);
+  void end_set_change(int32_t set);
   void apply(const JoinEnd& entry);
   void close_sets();
   std::shared_ptr<Request> neutral_request(const Key& key, const Meta& meta) const;

@@ -1,7 +1,6 @@
 // What the driver does in one pass: decide (coordinator), read the log, move batches, notice lost peers.
 #include <algorithm>
 
-#include "collectives/neutral.h"
 #include "engine/engine.h"
 #include "engine/logging.h"
 
@@ -127,14 +126,13 @@ std::shared_ptr<Request> Engine::neutral_request(const Key& key, const Meta& met
   auto request = std::make_shared<Request>();
   request->key = key;
   request->meta = meta;
-  request->neutral = true;
   request->logged = true;
   request->counts.assign(meta.op == HVD_ALLTOALL ? sets_[static_cast<size_t>(key.set)].size() : 1, 0);
+  // Without input: the collective makes the neutral element. The result is dropped.
   if (const uint64_t bytes = meta.bytes(); bytes > 0) {
     request->data.reset(std::malloc(bytes));
     if (!request->data) throw std::bad_alloc();
-    fill_neutral(request->data.get(), bytes, meta.dtype, meta.reduce_op);
-    request->input = request->output = request->data.get();
+    request->output = request->data.get();
   }
   return request;
 }
@@ -154,11 +152,7 @@ void Engine::apply(const AddSet& entry) {
   const std::lock_guard lock(mutex_);
   if (static_cast<size_t>(entry.set) >= sets_.size()) sets_.resize(static_cast<size_t>(entry.set) + 1);
   sets_[static_cast<size_t>(entry.set)] = entry.ranks;
-  const auto found = names_.find({0, kChangeSetsName});
-  if (found == names_.end() || !found->second.pending) return;
-  const std::shared_ptr<Request> request = found->second.pending;
-  request->value = entry.set;
-  complete_locked(request, HVD_OK, "");
+  end_set_change(entry.set);
 }
 
 void Engine::apply(const RemoveSet& entry) {
@@ -172,9 +166,19 @@ void Engine::apply(const RemoveSet& entry) {
   for (const auto& request : orphans) {
     complete_locked(request, HVD_INVALID, "Process set " + std::to_string(entry.set) + " was removed.");
   }
+}
+
+void Engine::apply(const RemoveEnd& entry) {
+  const std::lock_guard lock(mutex_);
+  end_set_change(entry.set);
+}
+
+// With mutex_ held: the set that this rank asked to add or to remove is there, or gone.
+void Engine::end_set_change(int32_t set) {
   const auto found = names_.find({0, kChangeSetsName});
   if (found == names_.end() || !found->second.pending) return;
   const std::shared_ptr<Request> request = found->second.pending;
+  request->value = set;
   complete_locked(request, HVD_OK, "");
 }
 

@@ -90,7 +90,6 @@ void Executor::add(int set, Requests requests) {
   batch.reduce_op = meta.reduce_op;
   batch.prescale = meta.prescale;
   batch.postscale = meta.postscale;
-  batch.neutral = requests.front()->neutral;
   if (meta.op == HVD_BROADCAST) {
     batch.root = static_cast<int>(std::find(lane.ranks.begin(), lane.ranks.end(), meta.root) - lane.ranks.begin());
   }

@@ -112,7 +112,8 @@ enum class EntryTag : uint8_t {
   kStop = 5,
   kAddSet = 6,
   kRemoveSet = 7,
-  kJoinEnd = 8
+  kRemoveEnd = 8,
+  kJoinEnd = 9
 };
 
 template <typename... Fs>
@@ -175,6 +176,10 @@ Bytes encode(const LogEntry& entry) {
                       },
                       [&](const RemoveSet& e) {
                         w.number(EntryTag::kRemoveSet);
+                        w.number(e.set);
+                      },
+                      [&](const RemoveEnd& e) {
+                        w.number(EntryTag::kRemoveEnd);
                         w.number(e.set);
                       },
                       [&](const JoinEnd& e) {
@@ -241,6 +246,8 @@ LogEntry decode_log_entry(BytesView bytes) {
     }
     case EntryTag::kRemoveSet:
       return r.finish(RemoveSet{r.number<int32_t>()});
+    case EntryTag::kRemoveEnd:
+      return r.finish(RemoveEnd{r.number<int32_t>()});
     case EntryTag::kJoinEnd:
       return r.finish(JoinEnd{r.number<int32_t>()});
   }

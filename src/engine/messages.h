@@ -67,8 +67,12 @@ struct AddSet {
   int32_t set = 0;
   std::vector<int> ranks;
 };
-// A process set is gone.
+// A process set is not to be used any more.
 struct RemoveSet {
+  int32_t set = 0;
+};
+// Every rank is done with a removed process set: its id may be used again.
+struct RemoveEnd {
   int32_t set = 0;
 };
 // All ranks have joined.
@@ -80,7 +84,7 @@ struct Stop {
   hvd_status status = HVD_STALLED;
   std::string text;
 };
-using LogEntry = std::variant<Define, Run, Evict, Refuse, Stop, AddSet, RemoveSet, JoinEnd>;
+using LogEntry = std::variant<Define, Run, Evict, Refuse, Stop, AddSet, RemoveSet, RemoveEnd, JoinEnd>;
 
 Bytes encode(const ToCoordinator& message);
 Bytes encode(const LogEntry& entry);

@@ -69,7 +69,6 @@ struct Request {
   std::vector<int64_t> counts;
   int64_t rows = 0;
   hvd_allocate allocate = nullptr;
-  bool neutral = false;  // made by the engine on behalf of a rank that has joined
 
   // What it gave; written before status.
   struct FreeData {

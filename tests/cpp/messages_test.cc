@@ -32,6 +32,7 @@ std::vector<Bytes> some_log() {
           encode(LogEntry(Stop{HVD_STALLED, "why"})),
           encode(LogEntry(AddSet{4, {0, 2, 5}})),
           encode(LogEntry(RemoveSet{4})),
+          encode(LogEntry(RemoveEnd{4})),
           encode(LogEntry(JoinEnd{6}))};
 }
 

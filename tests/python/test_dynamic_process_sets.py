@@ -150,7 +150,9 @@ def come_and_go(rounds: int) -> None:
     for round_ in range(rounds):
         pending = hvd.allreduce_async(np.full(1000, rank), op=hvd.Sum, name="pending")
         members = hvd.add_process_set([(round_ + k) % size for k in range(1 + round_ % (size - 1))])
-        assert members.process_set_id == 1
+        # The id of the last set is free again once nothing of it runs anywhere: mostly at once, never much later.
+        assert members.process_set_id in (1, 2)
+        assert len(set(hvd.allgather([members.process_set_id]).tolist())) == 1
         if members.included():
             assert members.ranks is not None
             result = hvd.allreduce([float(rank)], op=hvd.Sum, process_set=members)

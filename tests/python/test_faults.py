@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,25 @@ LIVENESS_BOUND = 10.0  # what is promised for a death; the aim is 1 s
 SIZE = 3
 
 
-def run_until_failure() -> tuple[str, str, float]:
-    """Reduces until it fails; returns the error and when it came."""
+STEPS: dict[str, Callable[[], Any]] = {
+    "allreduce": lambda: hvd.allreduce(np.ones(1000), name="step"),
+    "adasum": lambda: hvd.allreduce(np.ones(1000), op=hvd.Adasum, name="step"),
+    "allgather": lambda: hvd.allgather(np.ones((100 * hvd.rank(), 10)), name="step"),
+    "alltoall": lambda: hvd.alltoall(np.ones(300), name="step"),
+    "reducescatter": lambda: hvd.reducescatter(np.ones(1000), name="step"),
+    "join": hvd.join,
+    "process set": lambda: hvd.remove_process_set(hvd.add_process_set([0, 1])),
+}
+
+
+def run_until_failure(step: str = "allreduce") -> tuple[str, str, float]:
+    """Does the same again and again until it fails; returns the error and when it came."""
     hvd.init()
     hvd.allreduce(np.ones(10), name="first")
     mark(f"running {hvd.rank()}")
     try:
         while True:
-            hvd.allreduce(np.ones(1000), name="step")
+            STEPS[step]()
     except hvd.HorovodInternalError as error:
         return type(error).__name__, str(error), time.monotonic()
 
@@ -42,8 +54,9 @@ def assert_all_were_told(group: Group, outcomes: list[Outcome], lost: int, since
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_is_named_to_all_others(victim: int) -> None:
-    with start_ranks(SIZE, run_until_failure) as group:
+@pytest.mark.parametrize("step", STEPS)
+def test_a_killed_rank_is_named_to_all_others(step: str, victim: int) -> None:
+    with start_ranks(SIZE, run_until_failure, step) as group:
         wait_until_running(group)
         since = time.monotonic()
         group.kill(victim)
