@@ -112,8 +112,10 @@ class Reduction {
   const Arithmetic arithmetic_;
 };
 
-Task reduce_direct(Channel& channel, const Batch& batch) {
+// Direct or sliced.
+Task reduce_copied(Channel& channel, const Batch& batch) {
   const Reduction reduction(channel, batch);
+  const bool sliced = channel.size() > 2 && !channel.crowded() && batch.bytes() > kDirectBytes;
   uint64_t ahead = 0, current = 0;
   for (size_t c = 0; c <= reduction.chunks(); ++c) {
     if (c < reduction.chunks()) {
@@ -124,31 +126,15 @@ Task reduce_direct(Channel& channel, const Batch& batch) {
     }
     if (c > 0) {
       for (int m = 0; m < channel.size(); ++m) co_await channel.published(m, current);
-      reduction.fold_out(c - 1, current);
-      channel.finish(current);
-      if (c < reduction.chunks()) co_await LetOthers{};
-    }
-    current = ahead;
-  }
-}
-
-Task reduce_sliced(Channel& channel, const Batch& batch) {
-  const Reduction reduction(channel, batch);
-  uint64_t ahead = 0, current = 0;
-  for (size_t c = 0; c <= reduction.chunks(); ++c) {
-    if (c < reduction.chunks()) {
-      ahead = channel.next_chunk();
-      for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, ahead);
-      reduction.copy_in(c, ahead);
-      channel.publish(ahead, reduction.bytes(c));
-    }
-    if (c > 0) {
-      for (int m = 0; m < channel.size(); ++m) co_await channel.published(m, current);
-      reduction.fold_slice(c - 1, current);
-      channel.publish_reduced(current);
-      for (int m = 0; m < channel.size(); ++m) {
-        co_await channel.reduced(m, current);
-        reduction.copy_out(c - 1, current, m);
+      if (sliced) {
+        reduction.fold_slice(c - 1, current);
+        channel.publish_reduced(current);
+        for (int m = 0; m < channel.size(); ++m) {
+          co_await channel.reduced(m, current);
+          reduction.copy_out(c - 1, current, m);
+        }
+      } else {
+        reduction.fold_out(c - 1, current);
       }
       channel.finish(current);
       if (c < reduction.chunks()) co_await LetOthers{};
@@ -158,11 +144,6 @@ Task reduce_sliced(Channel& channel, const Batch& batch) {
 }
 
 constexpr uint64_t kNotPlaced = ~uint64_t{0};
-
-Task reduce_copied(Channel& channel, const Batch& batch) {
-  if (channel.size() <= 2 || channel.crowded() || batch.bytes() <= kDirectBytes) return reduce_direct(channel, batch);
-  return reduce_sliced(channel, batch);
-}
 
 Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
   std::byte* const mine = batch.output(0);

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "engine/logging.h"
 #include "engine/mismatch.h"
-#include "transport/channel.h"
 
 namespace hvd {
 namespace {
@@ -13,10 +11,6 @@ namespace {
 constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
 // Keeps one entry well below the size of the log.
 constexpr size_t kMostIdsPerRun = 8192;
-
-bool works_with_join(hvd_op op) {
-  return op == HVD_ALLREDUCE || op == HVD_ALLGATHER || op == HVD_ALLTOALL || op == HVD_BARRIER;
-}
 
 bool same_class(const Meta& a, const Meta& b) {
   return a.op == b.op && a.dtype == b.dtype && a.reduce_op == b.reduce_op && a.root == b.root &&
@@ -205,111 +199,6 @@ void Coordinator::define(const Key& key, Pending pending) {
   add_ready(*id, pending.wanted);
 }
 
-// ---- Joined ranks ---------------------------------------------------------------------------------------------------
-
-void Coordinator::join(int rank) {
-  joined_.push_back(rank);
-  if (joined_.size() < sets_[0].size()) return;
-  // What ranks have left pending ends first: after JoinEnd nobody contributes on their behalf any more.
-  submit_for_joined();
-  for (Queue& queue : queues_) {
-    if (!queue.ids.empty()) close(queue);
-  }
-  append(JoinEnd{joined_.back()});
-  joined_.clear();
-}
-
-// Submits, for those who have joined, what all others of a set have submitted.
-void Coordinator::submit_for_joined() {
-  const auto has_joined = [this](int rank) { return std::find(joined_.begin(), joined_.end(), rank) != joined_.end(); };
-  std::vector<Key> complete_now;
-  for (const auto& [key, pending] : pending_) {
-    const auto& ranks = sets_[static_cast<size_t>(key.set)];
-    const bool all = std::all_of(ranks.begin(), ranks.end(),
-                                 [&](int rank) { return pending.by_rank.contains(rank) || has_joined(rank); });
-    if (all) complete_now.push_back(key);
-  }
-  for (const Key& key : complete_now) {
-    Pending pending = std::move(pending_[key]);
-    pending_.erase(key);
-    complete(key, std::move(pending));
-  }
-  for (uint32_t id = 0; id < static_cast<uint32_t>(segment_->cache_capacity()); ++id) {
-    Name& name = names_[id];
-    if (name.state != IdState::kLive) continue;
-    Slot& slot = segment_->slot(static_cast<int>(id));
-    const uint64_t count = slot.arrived.load();
-    if (count % name.members == 0) continue;
-    const std::vector<int> missing = missing_ranks(id);
-    if (!std::all_of(missing.begin(), missing.end(), has_joined)) continue;
-    if (!works_with_join(name.meta.op)) {
-      withdraw(id);  // the others send full requests, which are refused
-      continue;
-    }
-    // Who has toggled its bit adds its arrival too, if not now then in a moment: one of us sees the round complete.
-    for (const int rank : missing) {
-      const int local = world_.local_of(rank);
-      slot.present[local / 64].fetch_xor(uint64_t{1} << (local % 64));
-      if ((slot.arrived.fetch_add(1) + 1) % name.members != 0) continue;
-      name.rounds = current_round(id);
-      add_ready(id, slot.wanted.load() >= name.rounds);
-    }
-  }
-}
-
-// The members that have not arrived in the current round of a slot.
-std::vector<int> Coordinator::missing_ranks(uint32_t id) const {
-  const Slot& slot = segment_->slot(static_cast<int>(id));
-  const bool arrived_bit = (slot.arrived.load() / names_[id].members + 1) % 2 != 0;
-  std::vector<int> missing;
-  for (const int rank : sets_[static_cast<size_t>(names_[id].key.set)]) {
-    const int local = world_.local_of(rank);
-    const bool bit = (slot.present[local / 64].load() >> (local % 64) & 1) != 0;
-    if (bit != arrived_bit) missing.push_back(rank);
-  }
-  return missing;
-}
-
-// ---- Process sets ---------------------------------------------------------------------------------------------------
-
-void Coordinator::change_sets(const Meta& meta) {
-  if (meta.op == HVD_ADD_PROCESS_SET) {
-    size_t set = 1;
-    while (set < sets_.size() && (!sets_[set].empty() || closing_.contains(static_cast<int>(set)))) ++set;
-    if (set == static_cast<size_t>(Segment::kMaxSets)) {
-      Refuse refuse;
-      refuse.key.name = kChangeSetsName;
-      refuse.text = "There are already " + std::to_string(set - 1) + " process sets, the most that are possible.";
-      append(refuse);
-      return;
-    }
-    if (set == sets_.size()) sets_.emplace_back();
-    sets_[set].assign(meta.shape.begin(), meta.shape.end());
-    // Its channel may have belonged to an earlier set, with which everyone is done.
-    for (int r = 0; r < segment_->local_size(); ++r) Channel::clear(*segment_, static_cast<int>(set), r);
-    append(AddSet{static_cast<int32_t>(set), sets_[set]});
-    return;
-  }
-  const int set = meta.root;
-  for (uint32_t id = 0; id < names_.size(); ++id) {
-    if (names_[id].state != IdState::kLive || names_[id].key.set != set) continue;
-    if (names_[id].ready) close(queues_[static_cast<size_t>(names_[id].queue)]);
-    if (names_[id].state == IdState::kLive) withdraw(id);
-  }
-  std::erase_if(pending_, [set](const auto& item) { return item.first.set == set; });
-  std::erase_if(no_id_yet_, [set](const auto& item) { return item.first.set == set; });
-  sets_[static_cast<size_t>(set)].clear();
-  closing_[set] = world_.size;
-  append(RemoveSet{set});
-}
-
-void Coordinator::take(int, const Closed& message) {
-  const auto closing = closing_.find(message.set);
-  if (closing == closing_.end() || --closing->second > 0) return;
-  closing_.erase(closing);
-  append(RemoveEnd{message.set});
-}
-
 // ---- Ids ------------------------------------------------------------------------------------------------------------
 
 std::optional<uint32_t> Coordinator::free_id() {
@@ -486,67 +375,6 @@ uint64_t Coordinator::slowest_reader() const {
   uint64_t least = kNever;
   for (int r = 0; r < segment_->local_size(); ++r) least = std::min(least, segment_->rank(r).log_read.load());
   return least;
-}
-
-// ---- Stalls ---------------------------------------------------------------------------------------------------------
-
-void Coordinator::check_stalls(Nanoseconds now) {
-  // Those who have joined are not waited for.
-  const auto without_joined = [this](std::vector<int> ranks) {
-    std::erase_if(ranks, [this](int rank) { return std::find(joined_.begin(), joined_.end(), rank) != joined_.end(); });
-    return ranks;
-  };
-  for (auto& [key, pending] : pending_) {
-    std::vector<int> arrived, missing;
-    for (const int rank : sets_[static_cast<size_t>(key.set)]) {
-      (pending.by_rank.contains(rank) ? arrived : missing).push_back(rank);
-    }
-    report_stall(key, pending.by_rank.begin()->second, arrived, without_joined(missing), now - pending.since,
-                 pending.last_warning, now);
-  }
-  for (uint32_t id = 0; id < static_cast<uint32_t>(segment_->cache_capacity()); ++id) {
-    Name& name = names_[id];
-    if (name.state != IdState::kLive) continue;
-    const uint64_t count = segment_->slot(static_cast<int>(id)).arrived.load();
-    const uint64_t round = count / name.members + 1;
-    if (count % name.members == 0) {
-      name.partial_since = 0;
-      continue;
-    }
-    if (name.partial_since == 0 || name.partial_round != round) {
-      name.partial_round = round;
-      name.partial_since = now;
-      name.last_warning = 0;
-      continue;
-    }
-    const std::vector<int> missing = missing_ranks(id);
-    std::vector<int> arrived = sets_[static_cast<size_t>(name.key.set)];
-    std::erase_if(arrived, [&](int rank) { return std::find(missing.begin(), missing.end(), rank) != missing.end(); });
-    report_stall(name.key, name.meta, arrived, without_joined(missing), now - name.partial_since, name.last_warning,
-                 now);
-  }
-}
-
-void Coordinator::report_stall(const Key& key, const Meta& meta, const std::vector<int>& arrived,
-                               const std::vector<int>& missing, Nanoseconds age, Nanoseconds& last_warning,
-                               Nanoseconds now) {
-  if (missing.empty()) return;  // it became complete while we looked
-  const auto seconds = static_cast<double>(age) * 1e-9;
-  const std::string what = std::string(name_of(meta.op)) + " of tensor '" + key.name + "'" +
-                           (key.set == 0 ? "" : " in process set " + std::to_string(key.set)) + " waits for " +
-                           ranks_text(missing) + " for " + std::to_string(static_cast<int64_t>(seconds)) +
-                           " s; submitted by " + ranks_text(arrived) + ".";
-  if (settings_.stall_shutdown > 0 && seconds >= settings_.stall_shutdown) {
-    stop(HVD_STALLED, "Horovod has been shut down because of a stall: " + what +
-                          " (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS was reached.)");
-    return;
-  }
-  if (settings_.stall_warning <= 0 || seconds < settings_.stall_warning) return;
-  if (last_warning != 0 && static_cast<double>(now - last_warning) * 1e-9 < settings_.stall_warning) return;
-  last_warning = now;
-  counters_.stall_warnings.add();
-  log(LogLevel::kWarning,
-      "Stalled: " + what + " Do all ranks submit the same tensors, or did one leave its loop early or hang?");
 }
 
 }  // namespace hvd

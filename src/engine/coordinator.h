@@ -112,6 +112,7 @@ class Coordinator {
     uint64_t step = 1, seen = 0, expected = 0;
   };
 
+  // Requests, ids, batches and the log: coordinator.cc. Joined ranks and process sets: coordinator_membership.cc.
   void take(int rank, const Submit& message);
   void take(int rank, const Want& message);
   void take(int rank, const Closed& message);
@@ -121,6 +122,7 @@ class Coordinator {
   void complete(const Key& key, Pending pending);
   void change_sets(const Meta& meta);
   bool is_member(int set, int rank) const;
+  static bool works_with_join(hvd_op op);
   void define(const Key& key, Pending pending);
   std::optional<uint32_t> free_id();
   void make_room();
