@@ -2,7 +2,6 @@
 #include "api/horovod.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>

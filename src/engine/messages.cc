@@ -1,7 +1,6 @@
 #include "engine/messages.h"
 
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
 namespace hvd {

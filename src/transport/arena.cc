@@ -87,13 +87,6 @@ std::optional<size_t> Arena::offset_of(const void* pointer, size_t bytes) const 
   return offset;
 }
 
-size_t Arena::allocated() const {
-  const std::lock_guard lock(mutex_);
-  size_t total = 0;
-  for (const auto& [offset, length] : used_) total += length;
-  return total;
-}
-
 PeerArenas::PeerArenas(const int* fds, int local_size, int me) : me_(me) {
   mappings_.resize(static_cast<size_t>(local_size));
   fds_.assign(static_cast<size_t>(local_size), -1);

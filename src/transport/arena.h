@@ -27,7 +27,6 @@ class Arena {
   std::optional<size_t> offset_of(const void* pointer, size_t bytes) const;
   int fd() const { return fd_; }
   size_t size() const { return size_; }
-  size_t allocated() const;
 
  private:
   Arena();

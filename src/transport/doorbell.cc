@@ -58,9 +58,4 @@ void Doorbells::poke(Sleeper sleeper) {
   (void)!write(fd(sleeper), &one, sizeof one);
 }
 
-void Doorbells::drain(Sleeper sleeper) {
-  uint64_t value;
-  (void)!read(fd(sleeper), &value, sizeof value);
-}
-
 }  // namespace hvd

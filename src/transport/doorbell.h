@@ -50,8 +50,6 @@ class Doorbells {
   void disarm();
   // Wakes one of our own threads whatever the word says.
   void poke(Sleeper sleeper);
-  // Empties our own eventfd after a wake.
-  void drain(Sleeper sleeper);
 
   int fd(Sleeper sleeper) const { return fds_[static_cast<size_t>(2 * me_) + static_cast<size_t>(sleeper)]; }
   // All descriptors, for the child of a fork to close.
