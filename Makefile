@@ -26,6 +26,7 @@ export PIP_PROGRESS_BAR := off
 unexport PYTHONPATH PYTHONHOME
 ifdef CI
 export NO_COLOR := 1
+INSTALL_OPTIONS := --config-settings=cmake.define.HOROVOD_WERROR=ON
 endif
 
 .PHONY: help
@@ -46,7 +47,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES)
 	@echo "Building and installing Horovod"
-	@$(BIN)/pip install --quiet --no-build-isolation '.[test]'
+	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test]'
 	@touch $@
 
 # The requirements of an extra, without the package: $(call install_extra,lint)
