@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 from horovod import _core
 from horovod.common import names, process_sets
-from horovod.common.environment import Identity, Tunables, read_identity, read_tunables
+from horovod.common.environment import Identity, Tunables, read_identity, read_network, read_tunables
 from horovod.common.exceptions import HorovodInternalError
-from horovod.common.local_rendezvous import meet
 from horovod.common.process_sets import ProcessSet
+from horovod.common.rendezvous.meeting import meet
 
 
 @dataclass
@@ -179,13 +179,13 @@ def _identity() -> Identity:
 def _start(comm: Any, asked_for: Any) -> None:
     identity = read_identity()
     tunables = read_tunables()
-    _check_one_host(identity)
     _check_comm(comm, identity.size)
     sets = process_sets.static_sets(asked_for)
     ranks_of_sets = process_sets.check_static_sets(sets, identity.size)
-    with meet(identity, tunables, ranks_of_sets, _process.last_generation) as meeting:
+    with meet(identity, read_network(), tunables, ranks_of_sets, _process.last_generation) as meeting:
         wiring = meeting.wiring
-        _process.last_generation = wiring.generation
+        table = wiring.table
+        _process.last_generation = table.generation
         try:
             _core.init(
                 rank=identity.rank,
@@ -195,8 +195,12 @@ def _start(comm: Any, asked_for: Any) -> None:
                 cross_rank=identity.cross_rank,
                 cross_size=identity.cross_size,
                 host=identity.host,
+                hosts=table.hosts,
+                host_of=table.host_of,
+                pids=table.pids,
+                links=wiring.links,
+                controls=wiring.controls,
                 segment_fd=wiring.segment_fd,
-                pids=wiring.pids,
                 alive_fds=wiring.alive_fds,
                 doorbells=wiring.doorbells,
                 arena_fds=wiring.arena_fds,
@@ -214,6 +218,7 @@ def _start(comm: Any, asked_for: Any) -> None:
 
 def _engine_tunables(tunables: Tunables) -> dict[str, Any]:
     return {
+        "allreduce_ring": tunables.allreduce_ring,
         "fusion_threshold": tunables.fusion_threshold,
         "cache_capacity": tunables.cache_capacity,
         "heartbeat_timeout": tunables.heartbeat_timeout,
@@ -222,19 +227,6 @@ def _engine_tunables(tunables: Tunables) -> dict[str, Any]:
         "log_level": tunables.log_level,
         "log_hide_time": tunables.log_hide_time,
     }
-
-
-def _check_one_host(identity: Identity) -> None:
-    if identity.cross_size > 1 or identity.local_size != identity.size:
-        raise HorovodInternalError(
-            f"init: the job has {identity.size} ranks, {identity.local_size} of them on host {identity.host} and "
-            f"HOROVOD_CROSS_SIZE={identity.cross_size}: this version runs on one host. Start all ranks on one host."
-        )
-    if identity.rank != identity.local_rank:
-        raise ValueError(
-            f"init: HOROVOD_RANK={identity.rank} and HOROVOD_LOCAL_RANK={identity.local_rank}: on one host they must "
-            "be the same."
-        )
 
 
 def _check_comm(comm: Any, size: int) -> None:
