@@ -175,24 +175,29 @@ int64_t to_ns(int64_t timeout_ms) {
 }
 
 hvd::World world_of(const hvd_config& config) {
-  hvd::World world;
-  world.rank = config.rank;
-  world.size = config.size;
-  world.local_rank = config.local_rank;
-  world.local_size = config.local_size;
-  if (config.size != config.local_size || config.rank != config.local_rank) {
-    throw InvalidError("this version runs on one host: rank " + std::to_string(config.rank) + " of " +
-                       std::to_string(config.size) + " is local rank " + std::to_string(config.local_rank) + " of " +
-                       std::to_string(config.local_size));
+  if (config.size < 1 || config.n_hosts < 1) throw InvalidError("hvd_config: no ranks, or no hosts");
+  const auto size = static_cast<size_t>(config.size);
+  hvd::World world = hvd::World::make(config.rank, {config.hosts, config.hosts + config.n_hosts},
+                                      {config.host_of, config.host_of + size}, {config.pids, config.pids + size});
+  if (world.local_rank != config.local_rank || world.local_size != config.local_size) {
+    throw InvalidError("rank " + std::to_string(config.rank) + " is local rank " + std::to_string(config.local_rank) +
+                       " of " + std::to_string(config.local_size) + ", but in the order of ranks it is number " +
+                       std::to_string(world.local_rank) + " of " + std::to_string(world.local_size) + " on its host");
   }
-  if (config.rank < 0 || config.rank >= config.size) {
-    throw InvalidError("rank " + std::to_string(config.rank) + " of " + std::to_string(config.size));
+  if (world.host_of[0] != 0) throw InvalidError("rank 0 must be on the first host");
+  // A rank without its connections would wait for ever.
+  for (int r = 0; r < world.size; ++r) {
+    if ((config.links[r] >= 0) == world.is_local(r)) {
+      throw InvalidError("expected a connection with every rank of another host, not with rank " + std::to_string(r));
+    }
   }
-  world.host = config.host;
-  world.pids.assign(config.pids, config.pids + config.local_size);
-  std::vector<int> all;
-  for (int r = 0; r < world.size; ++r) all.push_back(r);
-  world.process_sets.push_back(all);
+  for (int h = 0; h < world.n_hosts(); ++h) {
+    const bool needed = world.is_leader() && (world.is_coordinator() ? h != world.host : h == 0 && world.host != 0);
+    if ((config.controls[h] >= 0) != needed) {
+      throw InvalidError("expected control connections between local rank 0 of every host and rank 0 alone, see host " +
+                         std::to_string(h));
+    }
+  }
   const int32_t* next = config.process_set_ranks;
   for (int32_t s = 0; s < config.n_process_sets; ++s) {
     std::vector<int> ranks(next, next + config.process_set_sizes[s]);
@@ -215,10 +220,10 @@ hvd::World world_of(const hvd_config& config) {
 const char* hvd_last_error(void) { return last_error.c_str(); }
 const char* hvd_version(void) { return HOROVOD_VERSION; }
 
-hvd_status hvd_segment_create(int32_t local_size, int32_t cache_capacity, uint64_t generation, uint64_t nonce,
-                              int* fd) {
+hvd_status hvd_segment_create(int32_t local_size, int32_t size, int32_t cache_capacity, uint64_t generation,
+                              uint64_t nonce, int* fd) {
   return guarded([&] {
-    *fd = hvd::Segment::create(local_size, cache_capacity, generation, nonce);
+    *fd = hvd::Segment::create(local_size, size, cache_capacity, generation, nonce);
     return HVD_OK;
   });
 }
@@ -244,13 +249,20 @@ hvd_status hvd_init(const hvd_config* config) {
     settings.heartbeat_timeout = config->heartbeat_timeout;
     settings.stall_warning = config->stall_warning;
     settings.stall_shutdown = config->stall_shutdown;
+    settings.allreduce_ring = config->allreduce_ring != 0;
     hvd::configure_logging(static_cast<hvd::LogLevel>(config->log_level), config->log_hide_time != 0, config->rank);
-    auto segment = hvd::Segment::map(config->segment_fd);
-    if (segment->local_size() != config->local_size || segment->cache_capacity() != config->cache_capacity) {
+    Engine::Wiring wiring;
+    wiring.segment = hvd::Segment::map(config->segment_fd);
+    wiring.alive_fds = config->alive_fds;
+    wiring.doorbells = config->doorbells;
+    wiring.arena_fds = config->arena_fds;
+    wiring.links.assign(config->links, config->links + config->size);
+    wiring.controls.assign(config->controls, config->controls + config->n_hosts);
+    if (wiring.segment->local_size() != config->local_size || wiring.segment->size() != config->size ||
+        wiring.segment->cache_capacity() != config->cache_capacity) {
       throw InvalidError("the segment was made for other settings");
     }
-    auto made = std::make_shared<Engine>(std::move(world), settings, segment, config->alive_fds, config->doorbells,
-                                         config->arena_fds);
+    auto made = std::make_shared<Engine>(std::move(world), settings, wiring);
     remember_descriptors(made->descriptors());
     const std::lock_guard lock(engine_mutex);
     engine = std::move(made);
@@ -388,7 +400,8 @@ hvd_status hvd_get_counters(hvd_counters* counters) {
                  c.tensors.get(),          c.bytes_in.get(),           c.chunks.get(),
                  c.bytes_placed.get(),     c.doorbells.get(),          c.sleeps.get(),
                  c.role_changes.get(),     c.log_bytes.get(),          c.cache_evictions.get(),
-                 c.stall_warnings.get()};
+                 c.stall_warnings.get(),   c.net_bytes_out.get(),      c.net_payload_out.get(),
+                 c.net_frames_out.get(),   c.control_bytes.get(),      c.control_records.get()};
     return HVD_OK;
   });
 }

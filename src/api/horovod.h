@@ -87,9 +87,9 @@ HVD_EXPORT const char* hvd_version(void);
 // ---- Life cycle -----------------------------------------------------------------------------------------------------
 
 // Makes the shared-memory segment of one host and one generation: an anonymous, sealed, close-on-exec memfd, laid out
-// for local_size ranks. Called by local rank 0, which hands the descriptor to the others. *fd is the caller's to close
-// (after hvd_init: the engine maps the segment and does not keep the descriptor).
-HVD_EXPORT hvd_status hvd_segment_create(int32_t local_size, int32_t cache_capacity, uint64_t generation,
+// for local_size ranks of a job of size. Called by local rank 0, which hands the descriptor to the others. *fd is the
+// caller's to close (after hvd_init: the engine maps the segment and does not keep the descriptor).
+HVD_EXPORT hvd_status hvd_segment_create(int32_t local_size, int32_t size, int32_t cache_capacity, uint64_t generation,
                                          uint64_t nonce, int* fd);
 // Maps fd for a moment and reads back its nonce and generation: shows that this process really shares the memory.
 HVD_EXPORT hvd_status hvd_segment_probe(int fd, uint64_t* generation, uint64_t* nonce);
@@ -97,10 +97,17 @@ HVD_EXPORT hvd_status hvd_segment_probe(int fd, uint64_t* generation, uint64_t* 
 typedef struct {
   uint32_t struct_size;
   int32_t rank, size, local_rank, local_size, cross_rank, cross_size;
-  const char* host;  // this host's name in messages
   int segment_fd;
-  // Per local rank, indexed by local rank. The engine duplicates the descriptors it keeps.
-  const int32_t* pids;   // for messages
+  // The hosts, in the order in which results are folded. Local ranks ascend with ranks, and rank 0 is local rank 0.
+  int32_t n_hosts;
+  const char* const* hosts;  // names, for messages
+  const int32_t* host_of;    // by rank: its host
+  const int32_t* pids;       // by rank, for messages
+  // Connected and authenticated stream sockets. The engine duplicates all descriptors that it keeps.
+  const int* links;     // by rank: to every rank of another host; -1 for those of our own
+  const int* controls;  // by host. Rank 0: to local rank 0 of that host. Local rank 0 of another host: to rank 0, at
+                        // index 0. -1 elsewhere
+  // By local rank.
   const int* alive_fds;  // readable once that rank is gone (a pidfd); -1: unknown, heartbeat alone watches it
   const int* doorbells;  // two eventfds per local rank: 2 * r for its background thread, 2 * r + 1 for its waiters
   const int* arena_fds;  // hvd_arena_fd of each; -1: it shares no memory. NULL: nobody does
@@ -114,6 +121,7 @@ typedef struct {
   double heartbeat_timeout;  // seconds after which a silent peer is given up
   double stall_warning;      // seconds; 0: no stall check
   double stall_shutdown;     // seconds; 0: never
+  int32_t allreduce_ring;    // between hosts: reduce along a ring instead of directly
   int32_t log_level;         // 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal
   int32_t log_hide_time;
 } hvd_config;
@@ -218,6 +226,11 @@ typedef struct {
   uint64_t log_bytes;         // coordinator: appended to the log
   uint64_t cache_evictions;   // coordinator
   uint64_t stall_warnings;    // coordinator
+  uint64_t net_bytes_out;     // sent to ranks on other hosts, headers included
+  uint64_t net_payload_out;   // of these, payload of collectives
+  uint64_t net_frames_out;
+  uint64_t control_bytes;  // sent between the ranks that speak for their hosts
+  uint64_t control_records;
 } hvd_counters;
 HVD_EXPORT hvd_status hvd_get_counters(hvd_counters* counters);
 

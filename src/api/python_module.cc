@@ -2,6 +2,7 @@
 // business; operations and handles are in python_operations.h, memory of the engine in python_memory.h, the life cycle
 // and the module itself are here.
 #include <new>
+#include <string>
 #include <vector>
 
 #include "api/python_operations.h"
@@ -40,44 +41,92 @@ bool to_process_sets(PyObject* sequence, std::vector<int>* sizes, std::vector<in
   return true;
 }
 
+// A sequence of strings; the pointers are valid as long as the strings.
+bool to_names(PyObject* sequence, std::vector<std::string>* names) {
+  const Py_ssize_t count = PySequence_Size(sequence);
+  if (count < 0) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_GetItem(sequence, i);
+    const char* text = item == nullptr ? nullptr : PyUnicode_AsUTF8AndSize(item, nullptr);
+    if (text != nullptr) names->emplace_back(text);
+    Py_XDECREF(item);
+    if (text == nullptr) return false;
+  }
+  return true;
+}
+
 PyObject* init(PyObject* args, PyObject* keywords) {
-  static const char* names[] = {"rank",           "size",
-                                "local_rank",     "local_size",
-                                "cross_rank",     "cross_size",
-                                "host",           "segment_fd",
-                                "pids",           "alive_fds",
-                                "doorbells",      "arena_fds",
-                                "process_sets",   "fusion_threshold",
-                                "cache_capacity", "heartbeat_timeout",
-                                "stall_warning",  "stall_shutdown",
-                                "log_level",      "log_hide_time",
+  static const char* names[] = {"rank",
+                                "size",
+                                "local_rank",
+                                "local_size",
+                                "cross_rank",
+                                "cross_size",
+                                "segment_fd",
+                                "hosts",
+                                "host_of",
+                                "pids",
+                                "links",
+                                "controls",
+                                "alive_fds",
+                                "doorbells",
+                                "arena_fds",
+                                "process_sets",
+                                "fusion_threshold",
+                                "cache_capacity",
+                                "heartbeat_timeout",
+                                "stall_warning",
+                                "stall_shutdown",
+                                "allreduce_ring",
+                                "log_level",
+                                "log_hide_time",
                                 nullptr};
   hvd_config config = {};
   config.struct_size = sizeof(config);
-  PyObject *py_pids, *py_alive_fds, *py_doorbells, *py_arena_fds, *py_sets;
+  PyObject *py_hosts, *py_host_of, *py_pids, *py_links, *py_controls, *py_alive_fds, *py_doorbells, *py_arena_fds;
+  PyObject* py_sets;
   long long fusion_threshold = 0;
-  if (PyArg_ParseTupleAndKeywords(args, keywords, "$iiiiiisiOOOOOLidddip:init", const_cast<char**>(names), &config.rank,
-                                  &config.size, &config.local_rank, &config.local_size, &config.cross_rank,
-                                  &config.cross_size, &config.host, &config.segment_fd, &py_pids, &py_alive_fds,
-                                  &py_doorbells, &py_arena_fds, &py_sets, &fusion_threshold, &config.cache_capacity,
-                                  &config.heartbeat_timeout, &config.stall_warning, &config.stall_shutdown,
-                                  &config.log_level, &config.log_hide_time) == 0) {
+  if (PyArg_ParseTupleAndKeywords(
+          args, keywords, "$iiiiiiiOOOOOOOOOLidddpip:init", const_cast<char**>(names), &config.rank, &config.size,
+          &config.local_rank, &config.local_size, &config.cross_rank, &config.cross_size, &config.segment_fd, &py_hosts,
+          &py_host_of, &py_pids, &py_links, &py_controls, &py_alive_fds, &py_doorbells, &py_arena_fds, &py_sets,
+          &fusion_threshold, &config.cache_capacity, &config.heartbeat_timeout, &config.stall_warning,
+          &config.stall_shutdown, &config.allreduce_ring, &config.log_level, &config.log_hide_time) == 0) {
     return nullptr;
   }
-  std::vector<int> pids, alive_fds, doorbells, arena_fds, set_sizes, set_ranks;
-  if (!to_ints(py_pids, &pids) || !to_ints(py_alive_fds, &alive_fds) || !to_ints(py_doorbells, &doorbells) ||
-      !to_ints(py_arena_fds, &arena_fds) || !to_process_sets(py_sets, &set_sizes, &set_ranks)) {
+  std::vector<std::string> host_names;
+  std::vector<int> host_of, pids, links, controls, alive_fds, doorbells, arena_fds, set_sizes, set_ranks;
+  if (!to_names(py_hosts, &host_names) || !to_ints(py_host_of, &host_of) || !to_ints(py_pids, &pids) ||
+      !to_ints(py_links, &links) || !to_ints(py_controls, &controls) || !to_ints(py_alive_fds, &alive_fds) ||
+      !to_ints(py_doorbells, &doorbells) || !to_ints(py_arena_fds, &arena_fds) ||
+      !to_process_sets(py_sets, &set_sizes, &set_ranks)) {
     return nullptr;
   }
+  const size_t size = config.size > 0 ? static_cast<size_t>(config.size) : 0;
   const size_t local_size = config.local_size > 0 ? static_cast<size_t>(config.local_size) : 0;
-  if (pids.size() != local_size || alive_fds.size() != local_size || doorbells.size() != 2 * local_size ||
-      arena_fds.size() != local_size) {
-    PyErr_Format(PyExc_ValueError,
-                 "init: expected %zu pids, alive_fds and arena_fds and %zu doorbells, got %zu, %zu, %zu and %zu.",
-                 local_size, 2 * local_size, pids.size(), alive_fds.size(), arena_fds.size(), doorbells.size());
+  const struct {
+    const char* name;
+    size_t count, expected;
+  } lists[] = {{"host_of", host_of.size(), size},
+               {"pids", pids.size(), size},
+               {"links", links.size(), size},
+               {"controls", controls.size(), host_names.size()},
+               {"alive_fds", alive_fds.size(), local_size},
+               {"doorbells", doorbells.size(), 2 * local_size},
+               {"arena_fds", arena_fds.size(), local_size}};
+  for (const auto& list : lists) {
+    if (list.count == list.expected) continue;
+    PyErr_Format(PyExc_ValueError, "init: expected %zu %s, got %zu.", list.expected, list.name, list.count);
     return nullptr;
   }
+  std::vector<const char*> host_texts;
+  for (const std::string& name : host_names) host_texts.push_back(name.c_str());
+  config.n_hosts = static_cast<int32_t>(host_texts.size());
+  config.hosts = host_texts.data();
+  config.host_of = host_of.data();
   config.pids = pids.data();
+  config.links = links.data();
+  config.controls = controls.data();
   config.alive_fds = alive_fds.data();
   config.doorbells = doorbells.data();
   config.arena_fds = arena_fds.data();
@@ -114,14 +163,15 @@ PyObject* py_version(PyObject*, PyObject*) { return PyUnicode_FromString(hvd_ver
 
 PyObject* py_segment_create(PyObject*, PyObject* args) {
   int local_size = 0;
+  int size = 0;
   int cache_capacity = 0;
   unsigned long long generation = 0;
   unsigned long long nonce = 0;
-  if (PyArg_ParseTuple(args, "iiKK:segment_create", &local_size, &cache_capacity, &generation, &nonce) == 0) {
+  if (PyArg_ParseTuple(args, "iiiKK:segment_create", &local_size, &size, &cache_capacity, &generation, &nonce) == 0) {
     return nullptr;
   }
   int fd = -1;
-  const hvd_status status = hvd_segment_create(local_size, cache_capacity, generation, nonce, &fd);
+  const hvd_status status = hvd_segment_create(local_size, size, cache_capacity, generation, nonce, &fd);
   return status == HVD_OK ? PyLong_FromLong(fd) : raise_status(status, hvd_last_error());
 }
 
@@ -161,6 +211,11 @@ PyObject* py_counters(PyObject*, PyObject*) {
       {"log_bytes", counters.log_bytes},
       {"cache_evictions", counters.cache_evictions},
       {"stall_warnings", counters.stall_warnings},
+      {"net_bytes_out", counters.net_bytes_out},
+      {"net_payload_out", counters.net_payload_out},
+      {"net_frames_out", counters.net_frames_out},
+      {"control_bytes", counters.control_bytes},
+      {"control_records", counters.control_records},
   };
   PyObject* dict = PyDict_New();
   if (dict == nullptr) return nullptr;
@@ -203,7 +258,7 @@ PyMethodDef methods[] = {
     {"is_initialized", py_is_initialized, METH_NOARGS, "is_initialized() -> bool"},
     {"version", py_version, METH_NOARGS, "version() -> str\n\nThe version of the engine."},
     {"segment_create", py_segment_create, METH_VARARGS,
-     "segment_create(local_size, cache_capacity, generation, nonce) -> fd"},
+     "segment_create(local_size, size, cache_capacity, generation, nonce) -> fd"},
     {"segment_probe", py_segment_probe, METH_O, "segment_probe(fd) -> (generation, nonce)"},
     {"arena_fd", py_arena_fd, METH_NOARGS, "arena_fd() -> fd\n\nOf this process's shared memory; -1 if it has none."},
     {"counters", py_counters, METH_NOARGS, "counters() -> dict\n\nWhat this rank's engine has done since init."},

@@ -10,7 +10,9 @@
 //               the lower member's vector first
 //   hand out    member i gives the result back to member p + i
 //
-// Vectors move through the channel as a broadcast does; every member takes part in every chunk's count.
+// Between members of one host vectors move through the channel as a broadcast does, and every member takes part in
+// every chunk's count; between hosts by streams.
+#include <algorithm>
 #include <bit>
 #include <cfloat>
 #include <cmath>
@@ -40,6 +42,19 @@ class Combiner {
     batch_.for_pieces(lo, hi, [chunk](const std::byte*, std::byte* output, size_t offset, size_t bytes) {
       std::memcpy(output, chunk + offset, bytes);
     });
+  }
+
+  // The whole vector to or from a member on another host.
+  uint64_t send(Stream& stream) const {
+    uint64_t end = 0;
+    for (size_t t = 0; t < batch_.tensors(); ++t) end = stream.send(batch_.output(t), batch_.bytes(t));
+    return end;
+  }
+  uint64_t receive(Stream& stream, bool is_result) {
+    if (!is_result) return stream.receive(partner_.data(), partner_.size());
+    uint64_t end = 0;
+    for (size_t t = 0; t < batch_.tensors(); ++t) end = stream.receive(batch_.output(t), batch_.bytes(t));
+    return end;
   }
 
   // Replaces our vector by the pair of it and the partner's.
@@ -99,22 +114,34 @@ std::vector<Round> rounds_of(int me, int members) {
 
 }  // namespace
 
-Task adasum(Channel& channel, const Batch& batch) {
+Task adasum(const Group& group, const Batch& batch) {
+  Channel& channel = group.channel();
+  const std::vector<int>& here = group.members_here();
   Combiner combiner(batch);
   combiner.begin();
-  const std::vector<Round> rounds = rounds_of(channel.me(), channel.size());
-  for (const Round& round : rounds) {
+  for (const Round& round : rounds_of(group.me(), group.size())) {
+    const auto partner = std::find(here.begin(), here.end(), round.partner);
+    const bool is_here = partner != here.end();
+    const int place = static_cast<int>(partner - here.begin());
+    if (!is_here && (round.sends || round.takes)) {
+      Stream stream = group.stream(round.partner);
+      uint64_t sent = 0, received = 0;
+      if (round.sends) sent = combiner.send(stream);
+      if (round.takes) received = combiner.receive(stream, round.last);
+      if (round.takes) co_await stream.received(received);
+      if (round.sends) co_await stream.sent(sent);
+    }
     for (size_t lo = 0; lo < batch.bytes(); lo += Channel::kChunkBytes) {
       const size_t hi = std::min(lo + Channel::kChunkBytes, batch.bytes());
       const uint64_t s = channel.next_chunk();
-      if (round.sends) {
+      if (round.sends && is_here) {
         for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
         combiner.copy_in(lo, hi, channel.payload(channel.me(), s, hi - lo));
         channel.publish(s, hi - lo);
       }
-      if (round.takes) {
-        co_await channel.published(round.partner, s);
-        const std::byte* const chunk = channel.payload(round.partner, s, hi - lo);
+      if (round.takes && is_here) {
+        co_await channel.published(place, s);
+        const std::byte* const chunk = channel.payload(place, s, hi - lo);
         if (round.last) {
           combiner.take_result(lo, hi, chunk);
         } else {
@@ -124,7 +151,7 @@ Task adasum(Channel& channel, const Batch& batch) {
       channel.finish(s);
       co_await LetOthers{};
     }
-    if (round.takes && !round.last) combiner.combine(round.partner < channel.me());
+    if (round.takes && !round.last) combiner.combine(round.partner < group.me());
   }
   combiner.end();
 }

@@ -202,7 +202,7 @@ Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
     }
     // Nobody may leave before all are done; who has done so may have changed what we have just copied.
     for (int m = 0; m < channel.size(); ++m) {
-      if (channel.has_left(m)) throw PeerGone(channel.members()[static_cast<size_t>(m)]);
+      if (channel.has_left(m)) throw PeerGone(channel.ranks()[static_cast<size_t>(m)]);
     }
     channel.finish(s);
     co_await LetOthers{};

@@ -40,6 +40,11 @@ class Arithmetic {
     }
   }
 
+  // Folds some members' part without finishing it: others' are still to come.
+  void fold_partly(std::byte* to, const std::vector<const void*>& sources, size_t bytes) const {
+    fold_(to, sources.data(), static_cast<int>(sources.size()), bytes / element_, Finish{});
+  }
+
   // Folds the same part of all members, in their order.
   void fold(std::byte* to, const std::vector<const void*>& sources, size_t bytes) const {
     fold_(to, sources.data(), static_cast<int>(sources.size()), bytes / element_, finish_);

@@ -1,8 +1,13 @@
-// Allgather and alltoall: see rows.h. They differ in one thing: which part of a member's stream another one takes. Of
-// an allgather that is all of it, of an alltoall the rows that were split off for it.
+// Allgather and alltoall: see rows.h. They differ in one thing: which part of a member's rows another one takes. Of an
+// allgather that is all of them, of an alltoall the rows that were split off for it.
 //
-//   counts   everybody publishes its counts, reads all others', allocates
-//   step k   everybody publishes the k-th chunk of its stream, if it has one, and copies its part of the others'
+//   counts     everybody tells all others how many rows it sends; then every member knows where everything goes, and
+//              allocates its outputs
+//   rows       the rows of members on this host move through the channel: a member's *stream* is what it puts there of
+//              all tensors of the batch, laid end to end; step k publishes the k-th chunk of every stream
+//   other      an alltoall's rows go straight from the sender's input to the receiver's output. Those of an allgather
+//   hosts      are needed by all members of a host and sent there once, to its *proxy*, the member at place (sender mod
+//              members there): it receives them into its own output and appends them to its stream
 #include "collectives/rows.h"
 
 #include <algorithm>
@@ -15,88 +20,145 @@
 namespace hvd {
 namespace {
 
-// A run of bytes in a member's stream that this member takes, and where it goes.
+// A run of bytes in a stream on this host: the rows that a member sends of one tensor.
+struct Run {
+  size_t start, bytes;
+  // Of our own stream: where they lie, and if they come from another host when they are there.
+  const std::byte* source = nullptr;
+  int from = -1;  // member
+  uint64_t position = 0;
+};
+
+// A run of bytes that this member takes, and where it goes.
 struct Piece {
   size_t start, bytes;
   std::byte* output;
 };
 
-// All counts of all members, and what follows from them for this member.
+struct LocalStream {
+  std::vector<Run> runs;
+  std::vector<Piece> pieces;
+  size_t bytes = 0;
+};
+
 class Plan {
  public:
-  Plan(const Channel& channel, const Batch& batch)
-      : channel_(channel),
+  Plan(const Group& group, const Batch& batch)
+      : group_(group),
+        channel_(group.channel()),
         tensors_(batch.rows),
-        per_tensor_(batch.op == HVD_ALLTOALL ? static_cast<size_t>(channel.size()) : 1),
-        counts_(static_cast<size_t>(channel.size())) {}
+        splits_(batch.op == HVD_ALLTOALL),
+        counts_(static_cast<size_t>(group.size())),
+        outgoing_(static_cast<size_t>(group.size())),
+        sent_(static_cast<size_t>(group.size())),
+        received_(static_cast<size_t>(group.size())),
+        local_(static_cast<size_t>(channel_.size())) {
+    for (int h = 0; h < group.hosts(); ++h) {
+      if (h == group.host()) continue;
+      for (const int m : group.members(h)) remote_.push_back(m);
+    }
+  }
 
-  size_t counts_bytes() const { return tensors_.size() * per_tensor_ * sizeof(int64_t); }
+  // The members on other hosts.
+  const std::vector<int>& remote() const { return remote_; }
+  Until sent(int member) { return group_.stream(member).sent(sent_[at(member)]); }
+  Until received(int member) { return group_.stream(member).received(received_[at(member)]); }
+
+  // ---- Counts ----
+
+  size_t counts_bytes() const { return tensors_.size() * parts_here() * sizeof(int64_t); }
 
   void write_counts(std::byte* to) const {
     for (const RowsTensor& tensor : tensors_) {
-      std::memcpy(to, tensor.counts.data(), per_tensor_ * sizeof(int64_t));
-      to += per_tensor_ * sizeof(int64_t);
+      std::memcpy(to, tensor.counts.data(), parts_here() * sizeof(int64_t));
+      to += parts_here() * sizeof(int64_t);
     }
   }
 
-  void read_counts(int member, const std::byte* from) {
-    std::vector<int64_t>& counts = counts_[static_cast<size_t>(member)];
-    counts.resize(tensors_.size() * per_tensor_);
+  void read_counts(int place, const std::byte* from) {
+    std::vector<int64_t>& counts = counts_[at(group_.members_here()[at(place)])];
+    counts.resize(tensors_.size() * parts_here());
     if (!counts.empty()) std::memcpy(counts.data(), from, counts_bytes());
   }
 
-  // With all counts known: allocates the outputs and finds the pieces.
+  // A member on another host is told one count per tensor: what it gets.
+  void exchange_counts() {
+    for (const int m : remote_) {
+      for (const RowsTensor& tensor : tensors_) outgoing_[at(m)].push_back(tensor.counts[splits_ ? at(m) : 0]);
+      counts_[at(m)].resize(tensors_.size());
+      const size_t bytes = tensors_.size() * sizeof(int64_t);
+      sent_[at(m)] = group_.stream(m).send(reinterpret_cast<const std::byte*>(outgoing_[at(m)].data()), bytes);
+      received_[at(m)] = group_.stream(m).receive(reinterpret_cast<std::byte*>(counts_[at(m)].data()), bytes);
+    }
+  }
+
+  // ---- Rows ----
+
+  // With all counts known: allocates the outputs, starts what goes to and comes from other hosts, and finds the pieces.
   void lay_out() {
-    const auto members = static_cast<size_t>(channel_.size()), me = static_cast<size_t>(channel_.me());
-    pieces_.resize(members);
-    stream_bytes_.assign(members, 0);
+    const auto members = static_cast<size_t>(group_.size());
+    std::vector<std::vector<std::byte*>> outputs(tensors_.size());  // by tensor and member
     for (size_t t = 0; t < tensors_.size(); ++t) {
-      const RowsTensor& tensor = tensors_[t];
       std::vector<int64_t> received(members);
-      for (size_t m = 0; m < members; ++m) received[m] = count(m, t, me);
-      std::byte* output = tensor.allocate(received);
+      for (size_t m = 0; m < members; ++m) received[m] = count_for_us(m, t);
+      std::byte* output = tensors_[t].allocate(received);
       for (size_t m = 0; m < members; ++m) {
-        size_t skipped = 0, all = 0;  // rows of this tensor before our part, and in total
-        for (size_t part = 0; part < per_tensor_; ++part) {
-          const auto rows = static_cast<size_t>(count(m, t, part));
-          if (part < me && per_tensor_ > 1) skipped += rows;
-          all += rows;
-        }
-        const size_t bytes = static_cast<size_t>(received[m]) * tensor.row_bytes;
-        if (bytes > 0) pieces_[m].push_back({stream_bytes_[m] + skipped * tensor.row_bytes, bytes, output});
-        output += bytes;
-        stream_bytes_[m] += all * tensor.row_bytes;
+        outputs[t].push_back(output);
+        output += static_cast<size_t>(received[m]) * tensors_[t].row_bytes;
       }
     }
-    longest_ = *std::max_element(stream_bytes_.begin(), stream_bytes_.end());
+    for (const int m : remote_) send_rows(m);
+    for (int place = 0; place < channel_.size(); ++place) {
+      LocalStream& stream = local_[at(place)];
+      const auto m = at(group_.members_here()[at(place)]);
+      for (size_t t = 0; t < tensors_.size(); ++t) append_own(stream, place, m, t, outputs[t][m]);
+    }
+    for (const int m : remote_) {
+      const int proxy = splits_ ? channel_.me() : m % channel_.size();
+      for (size_t t = 0; t < tensors_.size(); ++t) {
+        const size_t bytes = static_cast<size_t>(count_for_us(at(m), t)) * tensors_[t].row_bytes;
+        std::byte* const output = outputs[t][at(m)];
+        if (proxy == channel_.me()) received_[at(m)] = group_.stream(m).receive(output, bytes);
+        if (splits_ || bytes == 0) continue;
+        LocalStream& stream = local_[at(proxy)];
+        stream.runs.push_back({stream.bytes, bytes, output, m, received_[at(m)]});
+        // The proxy itself has it in its place.
+        if (proxy != channel_.me()) stream.pieces.push_back({stream.bytes, bytes, output});
+        stream.bytes += bytes;
+      }
+    }
+    for (const LocalStream& stream : local_) longest_ = std::max(longest_, stream.bytes);
   }
 
   size_t steps() const { return (longest_ + Channel::kChunkBytes - 1) / Channel::kChunkBytes; }
-  // The bytes of a member's k-th chunk; 0 past its end.
-  size_t chunk_bytes(int member, size_t k) const {
-    const size_t all = stream_bytes_[static_cast<size_t>(member)], lo = std::min(k * Channel::kChunkBytes, all);
+  // The bytes of a stream's k-th chunk; 0 past its end.
+  size_t chunk_bytes(int place, size_t k) const {
+    const size_t all = local_[at(place)].bytes, lo = std::min(k * Channel::kChunkBytes, all);
     return std::min(all - lo, Channel::kChunkBytes);
   }
 
-  // Copies the k-th chunk of our own stream into the channel.
-  void copy_in(size_t k, std::byte* chunk) const {
+  // The runs of our own stream that have a part in its k-th chunk.
+  std::vector<const Run*> runs_in(size_t k) const {
     const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(channel_.me(), k);
-    size_t start = 0;
-    for (size_t t = 0; t < tensors_.size(); ++t) {
-      size_t bytes = 0;
-      for (size_t part = 0; part < per_tensor_; ++part) {
-        bytes += static_cast<size_t>(count(static_cast<size_t>(channel_.me()), t, part)) * tensors_[t].row_bytes;
-      }
-      const size_t from = std::max(lo, start), to = std::min(hi, start + bytes);
-      if (from < to) std::memcpy(chunk + (from - lo), tensors_[t].input + (from - start), to - from);
-      start += bytes;
+    std::vector<const Run*> found;
+    for (const Run& run : local_[at(channel_.me())].runs) {
+      if (run.start < hi && run.start + run.bytes > lo) found.push_back(&run);
     }
+    return found;
+  }
+  // Whether a run of our own stream is there yet.
+  Until there(const Run& run) const { return group_.stream(run.from).received(run.position); }
+
+  void copy_in(const Run& run, size_t k, std::byte* chunk) const {
+    const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(channel_.me(), k);
+    const size_t from = std::max(lo, run.start), to = std::min(hi, run.start + run.bytes);
+    std::memcpy(chunk + (from - lo), run.source + (from - run.start), to - from);
   }
 
-  // Copies our part of a member's k-th chunk out of the channel.
-  void copy_out(int member, size_t k, const std::byte* chunk) const {
-    const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(member, k);
-    const std::vector<Piece>& pieces = pieces_[static_cast<size_t>(member)];
+  // Copies our part of a stream's k-th chunk out of the channel.
+  void copy_out(int place, size_t k, const std::byte* chunk) const {
+    const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(place, k);
+    const std::vector<Piece>& pieces = local_[at(place)].pieces;
     auto piece =
         std::partition_point(pieces.begin(), pieces.end(), [lo](const Piece& p) { return p.start + p.bytes <= lo; });
     for (; piece != pieces.end() && piece->start < hi; ++piece) {
@@ -106,40 +168,104 @@ class Plan {
   }
 
  private:
-  // An allgather has one count, which is for every part.
-  int64_t count(size_t member, size_t tensor, size_t part) const {
-    return counts_[member][tensor * per_tensor_ + (per_tensor_ > 1 ? part : 0)];
+  static size_t at(int index) { return static_cast<size_t>(index); }
+  // Counts per tensor that members on this host tell each other: an alltoall's are needed to find one's part.
+  size_t parts_here() const { return splits_ ? at(group_.size()) : 1; }
+  bool is_here(size_t member) const {
+    const auto& here = group_.members_here();
+    return std::binary_search(here.begin(), here.end(), static_cast<int>(member));
+  }
+  int64_t count_for_us(size_t member, size_t tensor) const {
+    if (!is_here(member)) return counts_[member][tensor];
+    return counts_[member][tensor * parts_here() + (splits_ ? at(group_.me()) : 0)];
   }
 
-  const Channel& channel_;
+  // Sends a member on another host its rows of our input; of an allgather only to its host's proxy for us.
+  void send_rows(int member) {
+    const auto place = [this, member] {
+      for (int h = 0; h < group_.hosts(); ++h) {
+        const auto& members = group_.members(h);
+        const auto found = std::find(members.begin(), members.end(), member);
+        if (found != members.end()) {
+          return std::pair(static_cast<int>(found - members.begin()), static_cast<int>(members.size()));
+        }
+      }
+      throw Error(HVD_SYSTEM, "no such member");
+    }();
+    if (!splits_ && group_.me() % place.second != place.first) return;
+    for (const RowsTensor& tensor : tensors_) {
+      const auto rows = static_cast<size_t>(tensor.counts[splits_ ? at(member) : 0]);
+      size_t skipped = 0;
+      for (int before = 0; splits_ && before < member; ++before)
+        skipped += static_cast<size_t>(tensor.counts[at(before)]);
+      sent_[at(member)] =
+          group_.stream(member).send(tensor.input + skipped * tensor.row_bytes, rows * tensor.row_bytes);
+    }
+  }
+
+  // Appends what a member of this host sends of a tensor to the others here.
+  void append_own(LocalStream& stream, int place, size_t member, size_t t, std::byte* output) {
+    const size_t row_bytes = tensors_[t].row_bytes;
+    if (!splits_) {
+      const size_t bytes = static_cast<size_t>(count_for_us(member, t)) * row_bytes;
+      if (bytes == 0) return;
+      stream.runs.push_back({stream.bytes, bytes, place == channel_.me() ? tensors_[t].input : nullptr, -1, 0});
+      stream.pieces.push_back({stream.bytes, bytes, output});
+      stream.bytes += bytes;
+      return;
+    }
+    size_t skipped = 0;  // rows of this tensor before the part in question
+    for (int part = 0; part < group_.size(); ++part) {
+      const size_t bytes = static_cast<size_t>(counts_[member][t * parts_here() + at(part)]) * row_bytes;
+      if (is_here(at(part)) && bytes > 0) {
+        const std::byte* source = place == channel_.me() ? tensors_[t].input + skipped * row_bytes : nullptr;
+        stream.runs.push_back({stream.bytes, bytes, source, -1, 0});
+        if (part == group_.me()) stream.pieces.push_back({stream.bytes, bytes, output});
+        stream.bytes += bytes;
+      }
+      skipped += bytes / std::max<size_t>(row_bytes, 1);
+    }
+  }
+
+  const Group& group_;
+  Channel& channel_;
   const std::vector<RowsTensor>& tensors_;
-  const size_t per_tensor_;
-  std::vector<std::vector<int64_t>> counts_;  // by member: per tensor, per part
-  std::vector<std::vector<Piece>> pieces_;    // by member, ascending
-  std::vector<size_t> stream_bytes_;          // by member
+  const bool splits_;
+  std::vector<int> remote_;
+  // By member.
+  std::vector<std::vector<int64_t>> counts_;    // here: per tensor, per part; on another host: per tensor, for us
+  std::vector<std::vector<int64_t>> outgoing_;  // counts on their way
+  std::vector<uint64_t> sent_, received_;
+  std::vector<LocalStream> local_;  // by place
   size_t longest_ = 0;
 };
 
 }  // namespace
 
-Task move_rows(Channel& channel, const Batch& batch) {
-  Plan plan(channel, batch);
+Task move_rows(const Group& group, const Batch& batch) {
+  Channel& channel = group.channel();
+  Plan plan(group, batch);
   uint64_t s = channel.next_chunk();
   for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
   plan.write_counts(channel.payload(channel.me(), s, plan.counts_bytes()));
   channel.publish(s, plan.counts_bytes());
+  plan.exchange_counts();
   for (int m = 0; m < channel.size(); ++m) {
     co_await channel.published(m, s);
     plan.read_counts(m, channel.payload(m, s, plan.counts_bytes()));
   }
   channel.finish(s);
+  for (const int m : plan.remote()) co_await plan.received(m);
   plan.lay_out();
 
   for (size_t k = 0; k < plan.steps(); ++k) {
     s = channel.next_chunk();
     if (const size_t bytes = plan.chunk_bytes(channel.me(), k); bytes > 0) {
       for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
-      plan.copy_in(k, channel.payload(channel.me(), s, bytes));
+      for (const Run* run : plan.runs_in(k)) {
+        if (run->from >= 0) co_await plan.there(*run);
+        plan.copy_in(*run, k, channel.payload(channel.me(), s, bytes));
+      }
       channel.publish(s, bytes);
     }
     for (int m = 0; m < channel.size(); ++m) {
@@ -150,6 +276,10 @@ Task move_rows(Channel& channel, const Batch& batch) {
     }
     channel.finish(s);
     co_await LetOthers{};
+  }
+  for (const int m : plan.remote()) {
+    co_await plan.received(m);
+    co_await plan.sent(m);
   }
 }
 

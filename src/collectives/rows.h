@@ -1,8 +1,4 @@
 // Tensors whose result has as many rows as the members send: allgather and alltoall.
-//
-// Words. A *row* is one element of the first dimension. A member's *stream* is what it sends of all tensors of the
-// batch, laid end to end. How many rows each member sends is exchanged first, by one chunk (the *counts*); then every
-// member knows where everything goes, allocates its outputs, and all streams move through the channel side by side.
 #ifndef HOROVOD_COLLECTIVES_ROWS_H_
 #define HOROVOD_COLLECTIVES_ROWS_H_
 
@@ -13,6 +9,7 @@
 
 namespace hvd {
 
+// A *row* is one element of the first dimension.
 struct RowsTensor {
   const std::byte* input = nullptr;
   size_t row_bytes = 0;

@@ -15,7 +15,7 @@ namespace hvd {
 struct Wait {
   const Flag* flag = nullptr;  // null: nothing, only letting others go first
   uint64_t at_least = 0;
-  int peer = -1;           // local rank that will raise the flag
+  int peer = -1;           // rank that will raise the flag
   uint64_t interests = 0;  // see transport/doorbell.h
 
   bool satisfied() const { return flag == nullptr || flag->load() >= at_least; }
@@ -23,7 +23,7 @@ struct Wait {
 
 // Thrown into a task whose peer will never raise the flag.
 struct PeerGone : std::exception {
-  explicit PeerGone(int local_rank) : peer(local_rank) {}
+  explicit PeerGone(int rank) : peer(rank) {}
   const char* what() const noexcept override { return "a peer is gone"; }
   int peer;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "engine/mismatch.h"
 
@@ -20,39 +21,25 @@ bool same_class(const Meta& a, const Meta& b) {
 }  // namespace
 
 Coordinator::Coordinator(const World& world, const Settings& settings, std::shared_ptr<Segment> segment,
-                         Doorbells& doorbells, Counters& counters, std::function<bool(int)> set_busy)
+                         Doorbells& doorbells, Counters& counters, Hosts& hosts, std::function<bool(int)> set_busy)
     : world_(world),
       settings_(settings),
       segment_(std::move(segment)),
-      doorbells_(doorbells),
       counters_(counters),
+      hosts_(hosts),
       set_busy_(std::move(set_busy)),
-      log_(segment_->log_lines().written, segment_->log_bytes(), Segment::kLogBytes),
+      desk_(world, segment_, doorbells, static_cast<size_t>(segment_->cache_capacity()) + kUncachedIds),
       sets_(world.process_sets) {
-  for (int r = 0; r < segment_->local_size(); ++r) {
-    ByteRingLines& lines = segment_->request_lines(r);
-    requests_.emplace_back(lines.written, lines.read, segment_->request_bytes(r), Segment::kRequestRingBytes);
-  }
+  for (const std::vector<int>& ranks : sets_) hosts_of_set_.push_back(world_.hosts_of(ranks));
   const auto capacity = static_cast<uint32_t>(segment_->cache_capacity());
   names_.resize(capacity + kUncachedIds);
   for (uint32_t i = capacity; i-- > 0;) free_cached_.push_back(i);
   for (uint32_t i = capacity + kUncachedIds; i-- > capacity;) free_uncached_.push_back(i);
-  segment_->coordinator().wake_ticket.store(1);
 }
 
 bool Coordinator::poll() {
-  bool moved = flush_outbox();
-  recycle();
-  for (int r = 0; r < segment_->local_size(); ++r) {
-    while (requests_[static_cast<size_t>(r)].next([this, r](BytesView bytes) {
-      std::visit([this, r](const auto& message) { take(world_.global_of(r), message); }, decode_to_coordinator(bytes));
-    })) {
-      moved = true;
-    }
-    if (requests_[static_cast<size_t>(r)].broken()) {
-      throw BadMessage("in the requests of " + world_.describe(r));
-    }
-  }
+  bool moved = hosts_.alone() ? false : take_from_hosts();
+  moved |= desk_.poll(*this);
   if (!joined_.empty()) submit_for_joined();
   while (!no_id_yet_.empty() && (!free_cached_.empty() || !free_uncached_.empty())) {
     auto [key, pending] = std::move(no_id_yet_.front());
@@ -60,21 +47,6 @@ bool Coordinator::poll() {
     define(key, std::move(pending));
     moved = true;
   }
-  for (;;) {
-    ReadyCell& cell = segment_->ready_cell(ready_head_);
-    if (cell.sequence.load() != ready_head_ + 1) break;
-    const auto id = static_cast<uint32_t>(cell.id);
-    ++ready_head_;
-    if (!cached(id)) throw BadMessage("ready id " + std::to_string(id));
-    moved = true;
-    // A withdrawn id's members send full requests instead. The cell may even be older than the name that has the id by
-    // now; so what counts is not the cell but a complete round that has not been taken yet.
-    Name& name = names_[id];
-    if (name.state != IdState::kLive || current_round(id) == name.rounds) continue;
-    name.rounds = current_round(id);
-    add_ready(id, segment_->slot(static_cast<int>(id)).wanted.load() >= name.rounds);
-  }
-  if (segment_->coordinator().want_epoch.load() != want_epoch_) look_at_wants();
   if (ready_count_ > 0 && !stopped_) {
     const Nanoseconds now = settings_.now();
     for (Queue& queue : queues_) {
@@ -89,29 +61,23 @@ bool Coordinator::poll() {
     const Nanoseconds now = settings_.now();
     if (now - last_stall_check_ >= kStallCheckInterval) {
       last_stall_check_ = now;
+      desk_.look_for_waiting(*this);
       check_stalls(now);
     }
   }
   return moved;
 }
 
-bool Coordinator::has_news() const {
-  if (segment_->ready_cell(ready_head_).sequence.load() == ready_head_ + 1) return true;
-  if (segment_->coordinator().want_epoch.load() != want_epoch_) return true;
-  return std::any_of(requests_.begin(), requests_.end(), [](const RingReader& ring) { return !ring.empty(); });
-}
-
 uint64_t Coordinator::prepare_sleep() {
   // While ready names tick towards their closing, only what can close a batch at once is worth a wake.
-  uint64_t wake = ready_head_ + 1;
+  uint64_t missing = 1;
   if (ready_count_ > 0) {
-    uint64_t missing = kNever - ready_head_;
+    missing = kNever;
     for (const Queue& queue : queues_) {
       if (!queue.ids.empty() && queue.expected > queue.seen) missing = std::min(missing, queue.expected - queue.seen);
     }
-    wake = ready_head_ + missing;
   }
-  segment_->coordinator().wake_ticket.store(wake);
+  desk_.wake_after(missing);
   return interest::kUrgent | (ready_count_ > 0 ? 0 : interest::kRequest);
 }
 
@@ -119,6 +85,97 @@ void Coordinator::stop(hvd_status status, const std::string& text) {
   if (stopped_) return;
   stopped_ = true;
   append(Stop{status, text});
+}
+
+// ---- What hosts tell ------------------------------------------------------------------------------------------------
+
+bool Coordinator::take_from_hosts() {
+  return hosts_.take([this](int host, BytesView bytes) {
+    const FromHost message = decode_from_host(bytes);
+    if (const auto* forward = std::get_if<Forward>(&message)) {
+      const bool theirs = forward->rank >= 0 && forward->rank < world_.size &&
+                          world_.host_of[static_cast<size_t>(forward->rank)] == host;
+      if (!theirs)
+        throw BadMessage("host " + world_.hosts[static_cast<size_t>(host)] + " speaks for another one's rank");
+      request(forward->rank, decode_to_coordinator(forward->message), forward->message);
+    } else if (const auto* ready = std::get_if<Ready>(&message)) {
+      for (const Ready::Item& item : ready->items) arrived(host, item.id, item.wanted, item.with_joined);
+    } else if (const auto* wanted = std::get_if<Wanted>(&message)) {
+      this->wanted(wanted->id);
+    } else if (const auto* released = std::get_if<Released>(&message)) {
+      this->released(released->id);
+    } else if (const auto* waiting = std::get_if<Waiting>(&message)) {
+      note_missing(host, waiting->id, waiting->missing);
+    } else if (const auto* gone = std::get_if<Gone>(&message)) {
+      hosts_.told_gone(host, *gone);
+    }
+  });
+}
+
+void Coordinator::request(int rank, const ToCoordinator& message, BytesView) {
+  std::visit([this, rank](const auto& m) { take(rank, m); }, message);
+}
+void Coordinator::ready(uint32_t id, bool wanted, bool with_joined) { arrived(world_.host, id, wanted, with_joined); }
+void Coordinator::waiting(uint32_t id, const std::vector<int>& missing) { note_missing(world_.host, id, missing); }
+
+Coordinator::Name& Coordinator::name_of_id(uint32_t id) {
+  if (id >= names_.size()) throw BadMessage("id " + std::to_string(id));
+  return names_[id];
+}
+
+void Coordinator::arrived(int host, uint32_t id, bool wanted, bool with_joined) {
+  Name& name = name_of_id(id);
+  if (name.state != IdState::kLive) return;  // withdrawn: its members send full requests instead
+  const std::vector<int>& hosts = hosts_of_set_[static_cast<size_t>(name.key.set)];
+  const bool known = std::find(hosts.begin(), hosts.end(), host) != hosts.end();
+  const bool again = std::find(name.arrived.begin(), name.arrived.end(), host) != name.arrived.end();
+  if (name.ready || again || !known) {
+    throw BadMessage("tensor '" + name.key.name + "' is ready twice on host " +
+                     world_.hosts[static_cast<size_t>(host)]);
+  }
+  name.wanted |= wanted;
+  name.with_joined |= with_joined;
+  name.arrived.push_back(host);
+  if (name.arrived.size() == hosts.size()) {
+    end_round(id);
+  } else if (name.partial_since == 0) {
+    name.partial_since = settings_.now();
+  }
+}
+
+// Every host is there.
+void Coordinator::end_round(uint32_t id) {
+  Name& name = names_[id];
+  const bool wanted = std::exchange(name.wanted, false), with_joined = std::exchange(name.with_joined, false);
+  name.arrived.clear();
+  if (name.partial_since != 0) {
+    name.partial_since = name.last_warning = 0;
+    name.waiting.clear();
+  }
+  if (with_joined && !works_with_join(name.meta.op)) {
+    withdraw(id);  // its members send full requests, which are refused
+  } else {
+    add_ready(id, wanted);
+  }
+}
+
+void Coordinator::wanted(uint32_t id) {
+  Name& name = name_of_id(id);
+  if (name.state != IdState::kLive) return;
+  if (name.ready) {
+    queues_[static_cast<size_t>(name.queue)].wanted = true;
+  } else {
+    name.wanted = !name.arrived.empty();  // else it comes late: the batch has been logged
+  }
+}
+
+void Coordinator::released(uint32_t id) {
+  const auto found = withdrawn_.find(id);
+  if (found == withdrawn_.end()) throw BadMessage("id " + std::to_string(id) + " is released and was not withdrawn");
+  if (--found->second > 0) return;
+  withdrawn_.erase(found);
+  names_[id].state = IdState::kFree;
+  (cached(id) ? free_cached_ : free_uncached_).push_back(id);
 }
 
 // ---- Full requests --------------------------------------------------------------------------------------------------
@@ -192,7 +249,6 @@ void Coordinator::define(const Key& key, Pending pending) {
   name.state = IdState::kLive;
   name.key = key;
   name.meta = pending.by_rank.begin()->second;
-  name.members = sets_[static_cast<size_t>(key.set)].size();
   name.bytes = name.meta.bytes();
   ids_[key] = *id;
   append(Define{*id, key, name.meta});
@@ -219,8 +275,7 @@ void Coordinator::make_room() {
   std::vector<uint32_t> idle;
   for (uint32_t id = 0; id < capacity; ++id) {
     const Name& name = names_[id];
-    if (name.state != IdState::kLive || name.ready) continue;
-    if (segment_->slot(static_cast<int>(id)).arrived.load() == name.rounds * name.members) idle.push_back(id);
+    if (name.state == IdState::kLive && !name.ready && name.arrived.empty() && desk_.idle(id)) idle.push_back(id);
   }
   const size_t count = std::min<size_t>(idle.size(), std::max<uint32_t>(capacity / 8, 1));
   std::partial_sort(idle.begin(), idle.begin() + static_cast<ptrdiff_t>(count), idle.end(),
@@ -235,36 +290,8 @@ void Coordinator::withdraw(uint32_t id) {
   Name& name = names_[id];
   name.state = IdState::kWithdrawn;
   ids_.erase(name.key);
+  withdrawn_[id] = world_.n_hosts();
   append(Evict{id});
-  withdrawn_.push_back({id, appended_, std::nullopt});
-  if (outbox_.empty()) withdrawn_.back().log_position = log_.position();
-}
-
-void Coordinator::recycle() {
-  if (withdrawn_.empty()) return;
-  const uint64_t read = slowest_reader();
-  while (!withdrawn_.empty()) {
-    Withdrawn& oldest = withdrawn_.front();
-    // Entries go into the log in order, so the end of the log is past this one as soon as it is in there.
-    if (!oldest.log_position && logged_ >= oldest.entry) oldest.log_position = log_.position();
-    if (!oldest.log_position || read < *oldest.log_position) return;
-    const uint32_t id = oldest.id;
-    withdrawn_.pop_front();
-    names_[id].state = IdState::kFree;
-    if (cached(id)) {
-      Slot& slot = segment_->slot(static_cast<int>(id));
-      slot.arrived.store(0);
-      slot.wanted.store(0);
-      for (int w = 0; w < segment_->present_words(); ++w) slot.present[w].store(0);
-      free_cached_.push_back(id);
-    } else {
-      free_uncached_.push_back(id);
-    }
-  }
-}
-
-uint64_t Coordinator::current_round(uint32_t id) const {
-  return segment_->slot(static_cast<int>(id)).arrived.load() / names_[id].members;
 }
 
 // ---- From ready to a batch ------------------------------------------------------------------------------------------
@@ -341,40 +368,13 @@ void Coordinator::close(Queue& queue) {
   for (const uint32_t id : uncached) withdraw(id);
 }
 
-void Coordinator::look_at_wants() {
-  want_epoch_ = segment_->coordinator().want_epoch.load();
-  for (Queue& queue : queues_) {
-    for (const uint32_t id : queue.ids) {
-      if (cached(id) && segment_->slot(static_cast<int>(id)).wanted.load() >= current_round(id)) queue.wanted = true;
-    }
-  }
-}
-
 // ---- The log --------------------------------------------------------------------------------------------------------
 
 void Coordinator::append(const LogEntry& entry) {
   Bytes bytes = encode(entry);
-  ++appended_;
   counters_.log_bytes.add(bytes.size());
-  outbox_.push_back(std::move(bytes));
-  flush_outbox();
-}
-
-bool Coordinator::flush_outbox() {
-  bool moved = false;
-  while (!outbox_.empty() && log_.write(outbox_.front(), slowest_reader())) {
-    outbox_.pop_front();
-    ++logged_;
-    moved = true;
-  }
-  if (moved) doorbells_.ring_all(interest::kLog);
-  return moved;
-}
-
-uint64_t Coordinator::slowest_reader() const {
-  uint64_t least = kNever;
-  for (int r = 0; r < segment_->local_size(); ++r) least = std::min(least, segment_->rank(r).log_read.load());
-  return least;
+  if (!hosts_.alone()) hosts_.send_to_all(encode(ToHost{Logged{bytes}}));
+  desk_.append(entry, std::move(bytes));
 }
 
 }  // namespace hvd

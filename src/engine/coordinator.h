@@ -6,21 +6,23 @@
 //   unknown      A rank that submits it sends a full request. When requests of all members are in, they are compared:
 //                a difference becomes a Refuse in the log, for all members at once. Otherwise the name gets an id, a
 //                Define, and is ready.
-//   cached       Its id has a slot in the segment. A rank that submits it with the same metadata adds itself to
-//                `arrived` and toggles its bit in `present`; no message. The submission that makes the round complete
-//                puts the id into the ready ring. Rounds can't overlap: a rank submits a name again only after the
-//                batch that ended its last round, and that batch is logged only when all members had arrived.
+//   cached       Its id has a slot in the segment of every host. A rank that submits it with the same metadata adds
+//                itself to `arrived` and toggles its bit in `present`; no message. The submission that makes its host's
+//                round complete puts the id into the ready ring, and the host's desk (host_desk.h) tells us. When all
+//                hosts with members have, the name is ready.
 //   withdrawn    A member sent a full request for a cached name (its metadata changed), or the id is needed for another
 //                name. The coordinator logs an Evict; who had arrived in the slot by bit and not been logged sends a
-//                full request instead. The id is used again only when every rank has read the Evict: until then
-//                somebody may still add to its slot.
+//                full request instead. The id is used again only when every host has released it.
 //
-// A rank that has joined counts as having submitted whatever the others of a set have: the coordinator arrives in the
-// slots on its behalf, and its engine contributes the neutral element. Where that has no meaning the name is refused.
-// While anybody has joined the coordinator looks again every kQuiet, since submissions that do not complete a round
-// don't wake it.
+// A rank that has joined counts as having submitted whatever the others of a set have, and its engine contributes the
+// neutral element. On a host with other members of the set its desk sees to that; a host whose members have all joined
+// counts as ready as soon as all others are. Where joining has no meaning the name is refused.
 //
 // The id of a removed process set is used again only when every rank has said that it is done with its channel.
+//
+// Between hosts. Every host's local rank 0 speaks for it, by one connection to us: it sends what its desk hears, and
+// copies the log into its host's segment. Because the log is one sequence and each connection keeps its order, every
+// host sees the same entries in the same order, and whatever a host has told about an id precedes its release of it.
 //
 // Ids beyond the cache's capacity have no slot: they are defined, run once and evicted.
 //
@@ -44,36 +46,34 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/messages.h"
+#include "engine/host_desk.h"
+#include "engine/host_messages.h"
+#include "engine/hosts.h"
 #include "engine/world.h"
-#include "transport/byte_ring.h"
-#include "transport/counters.h"
-#include "transport/doorbell.h"
-#include "transport/segment.h"
 
 namespace hvd {
 
-class Coordinator {
+class Coordinator final : private HostDesk::Listener {
  public:
-  static constexpr Nanoseconds kQuiet = 1'000'000;
+  static constexpr Nanoseconds kQuiet = HostDesk::kQuiet;
   static constexpr Nanoseconds kStallCheckInterval = 1'000'000'000;
   static constexpr uint32_t kUncachedIds = 1024;
 
   // set_busy(set): whether this rank still runs a batch of that set.
   Coordinator(const World& world, const Settings& settings, std::shared_ptr<Segment> segment, Doorbells& doorbells,
-              Counters& counters, std::function<bool(int)> set_busy);
+              Counters& counters, Hosts& hosts, std::function<bool(int)> set_busy);
 
   // Takes in what ranks submitted and appends what can be decided to the log. True if anything happened.
   // Throws BadMessage.
   bool poll();
   // Whether poll() would find something new; safe to ask after arming the doorbell.
-  bool has_news() const;
+  bool has_news() const { return desk_.has_news(); }
   // Before this rank sleeps: says which submissions are worth a wake. Returns the interests to arm.
   uint64_t prepare_sleep();
   // Whether ready names wait for nothing but time, or something waits for the log's readers, who ring nobody: poll()
   // must be called again within kQuiet.
   bool ticking() const {
-    return (ready_count_ > 0 && !stopped_) || !outbox_.empty() || !no_id_yet_.empty() || !joined_.empty();
+    return (ready_count_ > 0 && !stopped_) || desk_.ticking() || !no_id_yet_.empty() || !joined_.empty();
   }
   // Ends the job on all ranks with this error.
   void stop(hvd_status status, const std::string& text);
@@ -85,14 +85,19 @@ class Coordinator {
     IdState state = IdState::kFree;
     Key key;
     Meta meta;
-    uint64_t members = 0;
     uint64_t bytes = 0;
     uint64_t last_use = 0;
-    uint64_t step = 0;           // of its class, in which it was last ready
-    uint64_t rounds = 0;         // complete rounds of its slot that were taken from the ready ring
-    bool ready = false;          // in a queue, not yet logged
-    int queue = -1;              // index into queues_
-    uint64_t partial_round = 0;  // the round whose incomplete state was first seen at partial_since
+    uint64_t step = 0;   // of its class, in which it was last ready
+    bool ready = false;  // in a queue, not yet logged
+    int queue = -1;      // index into queues_
+    // The round that is not complete yet.
+    std::vector<int> arrived;  // hosts
+    bool wanted = false, with_joined = false;
+    struct Missing {
+      std::vector<int> ranks;
+      Nanoseconds when = 0;
+    };
+    std::map<int, Missing> waiting;  // by host: who was missing there when it last looked
     Nanoseconds partial_since = 0, last_warning = 0;
   };
 
@@ -112,13 +117,23 @@ class Coordinator {
     uint64_t step = 1, seen = 0, expected = 0;
   };
 
-  // Requests, ids, batches and the log: coordinator.cc. Joined ranks and process sets: coordinator_membership.cc.
+  // Hosts, requests, ids, batches: coordinator.cc. Joined ranks and process sets: coordinator_membership.cc.
+  void request(int rank, const ToCoordinator& message, BytesView bytes) override;
+  void ready(uint32_t id, bool wanted, bool with_joined) override;
+  void wanted(uint32_t id) override;
+  void released(uint32_t id) override;
+  void waiting(uint32_t id, const std::vector<int>& missing) override;
+  bool take_from_hosts();
+  void arrived(int host, uint32_t id, bool wanted, bool with_joined);
+  void end_round(uint32_t id);
+  void note_missing(int host, uint32_t id, const std::vector<int>& missing);
+  Name& name_of_id(uint32_t id);
   void take(int rank, const Submit& message);
   void take(int rank, const Want& message);
   void take(int rank, const Closed& message);
   void join(int rank);
   void submit_for_joined();
-  std::vector<int> missing_ranks(uint32_t id) const;
+  bool has_joined(int rank) const;
   void complete(const Key& key, Pending pending);
   void change_sets(const Meta& meta);
   bool is_member(int set, int rank) const;
@@ -126,17 +141,12 @@ class Coordinator {
   void define(const Key& key, Pending pending);
   std::optional<uint32_t> free_id();
   void make_room();
-  void recycle();
   void withdraw(uint32_t id);
   void add_ready(uint32_t id, bool wanted);
   int queue_for(const Name& name);
   bool must_close(const Queue& queue, Nanoseconds now) const;
   void close(Queue& queue);
-  void look_at_wants();
   void append(const LogEntry& entry);
-  bool flush_outbox();
-  uint64_t slowest_reader() const;
-  uint64_t current_round(uint32_t id) const;
   bool cached(uint32_t id) const { return id < static_cast<uint32_t>(segment_->cache_capacity()); }
   void check_stalls(Nanoseconds now);
   void report_stall(const Key& key, const Meta& meta, const std::vector<int>& arrived, const std::vector<int>& missing,
@@ -145,29 +155,18 @@ class Coordinator {
   const World& world_;
   const Settings& settings_;
   std::shared_ptr<Segment> segment_;
-  Doorbells& doorbells_;
   Counters& counters_;
+  Hosts& hosts_;
   std::function<bool(int)> set_busy_;
+  HostDesk desk_;
 
-  std::vector<RingReader> requests_;  // by local rank
-  RingWriter log_;
-  std::deque<Bytes> outbox_;  // entries for which the log had no room
-  uint64_t appended_ = 0;     // entries ever appended, those in the outbox included
-  uint64_t logged_ = 0;       // entries in the log
-  uint64_t ready_head_ = 0;   // tickets taken from the ready ring
-  uint64_t want_epoch_ = 0;
-
-  std::vector<std::vector<int>> sets_;  // by id, ranks ascending; empty: there is none
-  std::map<int, int> closing_;          // removed sets, and how many ranks still use their channels
-  std::vector<int> joined_;             // ranks, in the order in which they came
-  std::vector<Name> names_;             // by id
+  std::vector<std::vector<int>> sets_;          // by id, ranks ascending; empty: there is none
+  std::vector<std::vector<int>> hosts_of_set_;  // by id: the hosts of its members
+  std::map<int, int> closing_;                  // removed sets, and how many ranks still use their channels
+  std::vector<int> joined_;                     // ranks, in the order in which they came
+  std::vector<Name> names_;                     // by id
   std::vector<uint32_t> free_cached_, free_uncached_;
-  struct Withdrawn {
-    uint32_t id;
-    uint64_t entry;                        // index of its Evict
-    std::optional<uint64_t> log_position;  // end of it, once it is in the log
-  };
-  std::deque<Withdrawn> withdrawn_;
+  std::unordered_map<uint32_t, int> withdrawn_;  // and how many hosts have not released it
   std::unordered_map<Key, uint32_t, KeyHash> ids_;
   std::unordered_map<Key, Pending, KeyHash> pending_;
   std::deque<std::pair<Key, Pending>> no_id_yet_;  // complete, but all ids are taken

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "engine/coordinator.h"
-#include "transport/channel.h"
 
 namespace hvd {
 
@@ -24,9 +23,12 @@ void Coordinator::join(int rank) {
   joined_.clear();
 }
 
-// Submits, for those who have joined, what all others of a set have submitted.
+bool Coordinator::has_joined(int rank) const {
+  return std::find(joined_.begin(), joined_.end(), rank) != joined_.end();
+}
+
+// Completes what all others of a set have submitted. The desks have seen to hosts on which others are left.
 void Coordinator::submit_for_joined() {
-  const auto has_joined = [this](int rank) { return std::find(joined_.begin(), joined_.end(), rank) != joined_.end(); };
   std::vector<Key> complete_now;
   for (const auto& [key, pending] : pending_) {
     const auto& ranks = sets_[static_cast<size_t>(key.set)];
@@ -39,40 +41,19 @@ void Coordinator::submit_for_joined() {
     pending_.erase(key);
     complete(key, std::move(pending));
   }
+  if (hosts_.alone()) return;
   for (uint32_t id = 0; id < static_cast<uint32_t>(segment_->cache_capacity()); ++id) {
     Name& name = names_[id];
-    if (name.state != IdState::kLive) continue;
-    Slot& slot = segment_->slot(static_cast<int>(id));
-    const uint64_t count = slot.arrived.load();
-    if (count % name.members == 0) continue;
-    const std::vector<int> missing = missing_ranks(id);
-    if (!std::all_of(missing.begin(), missing.end(), has_joined)) continue;
-    if (!works_with_join(name.meta.op)) {
-      withdraw(id);  // the others send full requests, which are refused
-      continue;
-    }
-    // Who has toggled its bit adds its arrival too, if not now then in a moment: one of us sees the round complete.
-    for (const int rank : missing) {
-      const int local = world_.local_of(rank);
-      slot.present[local / 64].fetch_xor(uint64_t{1} << (local % 64));
-      if ((slot.arrived.fetch_add(1) + 1) % name.members != 0) continue;
-      name.rounds = current_round(id);
-      add_ready(id, slot.wanted.load() >= name.rounds);
-    }
+    if (name.state != IdState::kLive || name.arrived.empty()) continue;
+    const auto& ranks = sets_[static_cast<size_t>(name.key.set)];
+    const bool all = std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+      const int host = world_.host_of[static_cast<size_t>(rank)];
+      return has_joined(rank) || std::find(name.arrived.begin(), name.arrived.end(), host) != name.arrived.end();
+    });
+    if (!all) continue;
+    name.with_joined = true;
+    end_round(id);
   }
-}
-
-// The members that have not arrived in the current round of a slot.
-std::vector<int> Coordinator::missing_ranks(uint32_t id) const {
-  const Slot& slot = segment_->slot(static_cast<int>(id));
-  const bool arrived_bit = (slot.arrived.load() / names_[id].members + 1) % 2 != 0;
-  std::vector<int> missing;
-  for (const int rank : sets_[static_cast<size_t>(names_[id].key.set)]) {
-    const int local = world_.local_of(rank);
-    const bool bit = (slot.present[local / 64].load() >> (local % 64) & 1) != 0;
-    if (bit != arrived_bit) missing.push_back(rank);
-  }
-  return missing;
 }
 
 // ---- Process sets ---------------------------------------------------------------------------------------------------
@@ -88,10 +69,12 @@ void Coordinator::change_sets(const Meta& meta) {
       append(refuse);
       return;
     }
-    if (set == sets_.size()) sets_.emplace_back();
+    if (set == sets_.size()) {
+      sets_.emplace_back();
+      hosts_of_set_.emplace_back();
+    }
     sets_[set].assign(meta.shape.begin(), meta.shape.end());
-    // Its channel may have belonged to an earlier set, with which everyone is done.
-    for (int r = 0; r < segment_->local_size(); ++r) Channel::clear(*segment_, static_cast<int>(set), r);
+    hosts_of_set_[set] = world_.hosts_of(sets_[set]);
     append(AddSet{static_cast<int32_t>(set), sets_[set]});
     return;
   }

@@ -6,6 +6,12 @@
 #include "engine/mismatch.h"
 
 namespace hvd {
+namespace {
+
+// A host looks once a second; what it saw longer ago than this has changed since.
+constexpr Nanoseconds kFresh = 3 * Coordinator::kStallCheckInterval;
+
+}  // namespace
 
 void Coordinator::check_stalls(Nanoseconds now) {
   // Those who have joined are not waited for.
@@ -23,25 +29,33 @@ void Coordinator::check_stalls(Nanoseconds now) {
   }
   for (uint32_t id = 0; id < static_cast<uint32_t>(segment_->cache_capacity()); ++id) {
     Name& name = names_[id];
-    if (name.state != IdState::kLive) continue;
-    const uint64_t count = segment_->slot(static_cast<int>(id)).arrived.load();
-    const uint64_t round = count / name.members + 1;
-    if (count % name.members == 0) {
-      name.partial_since = 0;
+    if (name.state != IdState::kLive || name.partial_since == 0) continue;
+    std::erase_if(name.waiting, [now](const auto& item) { return now - item.second.when > kFresh; });
+    if (name.arrived.empty() && name.waiting.empty()) {
+      name.partial_since = name.last_warning = 0;
       continue;
     }
-    if (name.partial_since == 0 || name.partial_round != round) {
-      name.partial_round = round;
-      name.partial_since = now;
-      name.last_warning = 0;
-      continue;
+    std::vector<int> arrived, missing;
+    for (const int rank : sets_[static_cast<size_t>(name.key.set)]) {
+      const int host = world_.host_of[static_cast<size_t>(rank)];
+      bool is_there = std::find(name.arrived.begin(), name.arrived.end(), host) != name.arrived.end();
+      if (const auto seen = name.waiting.find(host); !is_there && seen != name.waiting.end()) {
+        const std::vector<int>& ranks = seen->second.ranks;
+        is_there = std::find(ranks.begin(), ranks.end(), rank) == ranks.end();
+      }
+      (is_there ? arrived : missing).push_back(rank);
     }
-    const std::vector<int> missing = missing_ranks(id);
-    std::vector<int> arrived = sets_[static_cast<size_t>(name.key.set)];
-    std::erase_if(arrived, [&](int rank) { return std::find(missing.begin(), missing.end(), rank) != missing.end(); });
     report_stall(name.key, name.meta, arrived, without_joined(missing), now - name.partial_since, name.last_warning,
                  now);
   }
+}
+
+void Coordinator::note_missing(int host, uint32_t id, const std::vector<int>& missing) {
+  Name& name = name_of_id(id);
+  if (name.state != IdState::kLive || name.ready) return;
+  const Nanoseconds now = settings_.now();
+  name.waiting[host] = {missing, now};
+  if (name.partial_since == 0) name.partial_since = now;
 }
 
 void Coordinator::report_stall(const Key& key, const Meta& meta, const std::vector<int>& arrived,

@@ -16,6 +16,8 @@ constexpr Nanoseconds kWaiterSpin = 50'000;
 constexpr Nanoseconds kBackgroundSpin = 10'000;
 constexpr int kTickMs = 1;
 constexpr int kLongestSleepMs = 1000;
+// How long a rank that leaves waits for the other hosts to take note. They do so at once, unless they hang.
+constexpr int kLeaveMs = 1000;
 
 void pause_core() {
 #if defined(__x86_64__)
@@ -27,14 +29,14 @@ void pause_core() {
 
 }  // namespace
 
-Engine::Engine(World world, const Settings& settings, std::shared_ptr<Segment> segment, const int* alive_fds,
-               const int* doorbells, const int* arena_fds)
+Engine::Engine(World world, const Settings& settings, const Wiring& wiring)
     : world_(std::move(world)),
       settings_(settings),
-      segment_(std::move(segment)),
-      doorbells_(segment_, world_.local_rank, doorbells, counters_),
-      liveness_(world_, settings_, segment_, alive_fds, doorbells_),
-      arenas_(arena_fds, world_.local_size, world_.local_rank),
+      segment_(wiring.segment),
+      network_(wiring.links, wiring.controls, counters_),
+      doorbells_(segment_, world_.local_rank, wiring.doorbells, counters_),
+      liveness_(world_, settings_, segment_, wiring.alive_fds, doorbells_, network_.fd()),
+      arenas_(wiring.arena_fds, world_.local_size, world_.local_rank),
       spin_(kWaiterSpin),
       crowded_(segment_->crowded()),
       sets_(world_.process_sets),
@@ -44,14 +46,20 @@ Engine::Engine(World world, const Settings& settings, std::shared_ptr<Segment> s
       log_(segment_->log_lines().written, segment_->rank(world_.local_rank).log_read, segment_->log_bytes(),
            Segment::kLogBytes),
       executor_(
-          world_, segment_, doorbells_, counters_, arenas_, [this](int peer) { return liveness_.gone(peer); },
+          world_, settings_, segment_, doorbells_, counters_, arenas_, network_,
+          [this](int rank) { return nothing_comes_from(rank); },
           [this](Executor::Requests requests, const std::exception_ptr& error) {
             batch_ended(std::move(requests), error);
           }),
-      known_gone_(static_cast<size_t>(world_.local_size)) {
+      hosts_(world_, settings_, segment_, doorbells_, liveness_, network_),
+      known_gone_(static_cast<size_t>(world_.size)),
+      silent_from_(static_cast<size_t>(world_.size)) {
+  count_members_here();
   if (world_.is_coordinator()) {
-    coordinator_ = std::make_unique<Coordinator>(world_, settings_, segment_, doorbells_, counters_,
+    coordinator_ = std::make_unique<Coordinator>(world_, settings_, segment_, doorbells_, counters_, hosts_,
                                                  [this](int set) { return executor_.busy(set); });
+  } else if (world_.is_leader()) {
+    delegate_ = std::make_unique<Delegate>(world_, settings_, segment_, doorbells_, hosts_);
   }
   segment_->rank(world_.local_rank).state.store(kAlive);
   background_thread_ = std::thread(&Engine::background, this);
@@ -66,6 +74,7 @@ std::vector<int> Engine::descriptors() const {
   for (const int fd : arenas_.descriptors()) {
     if (fd >= 0) all.push_back(fd);
   }
+  for (const int fd : network_.descriptors()) all.push_back(fd);
   return all;
 }
 
@@ -84,8 +93,8 @@ void Engine::shutdown() {
   if (failure_cause_ >= 0) break_down(failure_cause_);
   complete(executor_.abandon(), HVD_SHUT_DOWN, "Horovod has been shut down.");
   fail(HVD_SHUT_DOWN, "Horovod has been shut down.", -1, true);
-  if (!broken_) segment_->rank(world_.local_rank).state.store(kDeparted);
-  doorbells_.ring_all(interest::kAll);
+  if (!broken_) say_farewell(kDeparted, -1);
+  network_.take_leave(kLeaveMs);
   background_thread_.join();
 }
 
@@ -163,6 +172,7 @@ void Engine::release_role(Sleeper who) {
   }
   const bool ticks = ticking();
   background_timeout_ms_ = ticks ? kTickMs : liveness_.beat_interval_ms();
+  liveness_.let_network_wake_background();
   doorbells_.arm(prepare_sleep(), Sleeper::kBackground);
   role_taken_ = false;
   // The background thread knows its own new timeout; a waiter has to tell it.
@@ -221,20 +231,23 @@ void Engine::sleep(Nanoseconds longest) {
 }
 
 uint64_t Engine::prepare_sleep() {
-  return interest::kLog | executor_.interests() | (coordinator_ ? coordinator_->prepare_sleep() : 0);
+  return interest::kLog | executor_.interests() | (coordinator_ ? coordinator_->prepare_sleep() : 0) |
+         (delegate_ ? delegate_->prepare_sleep() : 0);
 }
 
 bool Engine::has_news() const {
   if (broken_) return false;
   if (!log_.empty() || executor_.can_move()) return true;
   if (coordinator_ && coordinator_->has_news()) return true;
-  for (int r = 0; r < world_.local_size; ++r) {
-    if (!known_gone_[static_cast<size_t>(r)] && liveness_.gone(r)) return true;
-  }
-  return false;
+  if (delegate_ && delegate_->has_news()) return true;
+  return somebody_new_is_gone();
 }
 
-bool Engine::ticking() const { return !broken_ && ((coordinator_ && coordinator_->ticking()) || outbox_waits_); }
+bool Engine::ticking() const {
+  if (broken_) return false;
+  return (coordinator_ && coordinator_->ticking()) || (delegate_ && delegate_->ticking()) || outbox_waits_ ||
+         half_gone_ > 0;
+}
 
 void Engine::background() {
   std::unique_lock lock(mutex_);

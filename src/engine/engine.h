@@ -34,7 +34,9 @@
 
 #include "engine/completion_pool.h"
 #include "engine/coordinator.h"
+#include "engine/delegate.h"
 #include "engine/executor.h"
+#include "engine/hosts.h"
 #include "engine/liveness.h"
 #include "engine/messages.h"
 #include "engine/request.h"
@@ -43,15 +45,23 @@
 #include "transport/byte_ring.h"
 #include "transport/counters.h"
 #include "transport/doorbell.h"
+#include "transport/network.h"
 #include "transport/segment.h"
 
 namespace hvd {
 
 class Engine {
  public:
-  // The descriptors as in hvd_config. Throws Error.
-  Engine(World world, const Settings& settings, std::shared_ptr<Segment> segment, const int* alive_fds,
-         const int* doorbells, const int* arena_fds);
+  // What connects the engine with the other ranks, as in hvd_config.
+  struct Wiring {
+    std::shared_ptr<Segment> segment;
+    const int* alive_fds = nullptr;
+    const int* doorbells = nullptr;
+    const int* arena_fds = nullptr;
+    std::vector<int> links, controls;
+  };
+  // Throws Error.
+  Engine(World world, const Settings& settings, const Wiring& wiring);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -109,7 +119,7 @@ class Engine {
   bool ticking() const;
   void background();
 
-  // What the driver does (engine_progress.cc).
+  // What the driver does (engine_progress.cc, engine_peers.cc).
   bool progress();
   bool flush_outbox();
   bool read_log();
@@ -131,13 +141,20 @@ class Engine {
   void complete_locked(const std::shared_ptr<Request>& request, hvd_status status, const std::string& text);
   void fail(hvd_status status, const std::string& text, int cause = -1, bool logged_too = false);
   void break_down(int cause);
-  int origin_of(int local_rank) const;
-  Failure describe_gone(int local_rank) const;
+  void say_farewell(RankState state, int cause);
+  bool somebody_new_is_gone() const;
+  void look_at_connections();
+  bool nothing_comes_from(int rank) const;
+  int origin_of(int rank) const;
+  Failure describe_gone(int rank) const;
+  uint64_t members_here(int set) const { return members_here_[static_cast<size_t>(set)]; }
+  void count_members_here();
 
   const World world_;
   const Settings settings_;
   const std::shared_ptr<Segment> segment_;
   Counters counters_;
+  Network network_;
   Doorbells doorbells_;
   Liveness liveness_;
   PeerArenas arenas_;
@@ -151,8 +168,9 @@ class Engine {
   std::condition_variable role_free_;  // for shutdown
   std::list<Waiter*> waiters_;
   std::optional<Failure> failure_;
-  int failure_cause_ = -1;              // the peer because of which, as a local rank
+  int failure_cause_ = -1;              // the rank because of which
   std::vector<std::vector<int>> sets_;  // by id, ranks ascending; empty: there is none
+  std::vector<uint64_t> members_here_;  // by id: how many of them are on this host
   std::unordered_map<Key, NameEntry, KeyHash> names_;
   std::vector<IdEntry> ids_;
   RingWriter requests_;
@@ -165,9 +183,15 @@ class Engine {
   // The driver's own.
   RingReader log_;
   Executor executor_;
+  Hosts hosts_;
   std::unique_ptr<Coordinator> coordinator_;
-  std::vector<int> closing_sets_;  // removed, but a batch of theirs still runs here
-  std::vector<bool> known_gone_;
+  std::unique_ptr<Delegate> delegate_;    // where the coordinator is on another host, and we speak for ours
+  std::vector<int> closing_sets_;         // removed, but a batch of theirs still runs here
+  std::vector<bool> known_gone_;          // by rank
+  uint64_t seen_departures_ = 0;          // of other hosts' ranks, as the segment has them
+  int seen_ended_ = 0;                    // connections
+  std::vector<Nanoseconds> silent_from_;  // by rank: gone, but its connection has not ended; since when
+  int half_gone_ = 0;                     // how many of these there are
   bool broken_ = false;
 
   std::thread background_thread_;

@@ -1,4 +1,4 @@
-// What the driver does in one pass: decide (coordinator), read the log, move batches, notice lost peers.
+// What the driver does in one pass: move bytes, decide (coordinator), read the log, move batches.
 #include <algorithm>
 
 #include "engine/engine.h"
@@ -9,17 +9,21 @@ namespace hvd {
 bool Engine::progress() {
   if (broken_) return false;
   try {
-    bool moved = coordinator_ && coordinator_->poll();
+    bool moved = network_.poll();
+    if (!hosts_.alone()) moved |= hosts_.look_after();
+    if (coordinator_) moved |= coordinator_->poll();
+    if (delegate_) moved |= delegate_->poll();
     moved |= flush_outbox();
     moved |= read_log();
     moved |= executor_.poll();
+    moved |= network_.poll();  // what was just queued
     if (!closing_sets_.empty()) close_sets();
     return moved;
   } catch (const std::exception& error) {
     // Only a damaged segment or no memory gets here. Nothing can be trusted any more.
     log(LogLevel::kError, std::string("the engine gives up: ") + error.what());
     fail(HVD_SYSTEM, std::string("Horovod has been shut down: ") + error.what());
-    break_down(world_.local_rank);
+    break_down(world_.rank);
     return true;
   }
 }
@@ -33,7 +37,7 @@ bool Engine::flush_outbox() {
     moved = true;
   }
   outbox_waits_ = !outbox_.empty();
-  if (moved) doorbells_.ring(world_.local_of(0), interest::kRequest | interest::kUrgent);
+  if (moved) doorbells_.ring(0, interest::kRequest | interest::kUrgent);
   return moved;
 }
 
@@ -90,7 +94,7 @@ void Engine::apply(const Run& entry) {
   }
   // We failed these requests because a peer was gone, before the coordinator knew of it.
   complete(requests, HVD_PEER_LOST, "Horovod has been shut down while the operation was being agreed on.");
-  for (int r = 0; r < world_.local_size; ++r) {
+  for (int r = 0; r < world_.size; ++r) {
     if (liveness_.gone(r)) return break_down(r);
   }
   throw BadMessage("the log runs a tensor that this rank has not submitted");
@@ -152,6 +156,7 @@ void Engine::apply(const AddSet& entry) {
   const std::lock_guard lock(mutex_);
   if (static_cast<size_t>(entry.set) >= sets_.size()) sets_.resize(static_cast<size_t>(entry.set) + 1);
   sets_[static_cast<size_t>(entry.set)] = entry.ranks;
+  count_members_here();
   end_set_change(entry.set);
 }
 
@@ -171,6 +176,13 @@ void Engine::apply(const RemoveSet& entry) {
 void Engine::apply(const RemoveEnd& entry) {
   const std::lock_guard lock(mutex_);
   end_set_change(entry.set);
+}
+
+void Engine::count_members_here() {
+  members_here_.assign(sets_.size(), 0);
+  for (size_t set = 0; set < sets_.size(); ++set) {
+    for (const int rank : sets_[set]) members_here_[set] += world_.is_local(rank) ? 1 : 0;
+  }
 }
 
 // With mutex_ held: the set that this rank asked to add or to remove is there, or gone.
@@ -211,7 +223,7 @@ void Engine::batch_ended(Executor::Requests requests, const std::exception_ptr& 
   } catch (const std::exception& other) {
     complete(requests, HVD_SYSTEM, other.what());
     fail(HVD_SYSTEM, std::string("Horovod has been shut down: ") + other.what());
-    break_down(world_.local_rank);
+    break_down(world_.rank);
   }
 }
 
@@ -253,98 +265,6 @@ void Engine::fail(hvd_status status, const std::string& text, int cause, bool lo
     if (entry.pending && (logged_too || !entry.pending->logged)) waiting.push_back(entry.pending);
   }
   for (const auto& request : waiting) complete_locked(request, status, text);
-}
-
-// Gives up all batches, and says so to the peers, who may be waiting for our part in them.
-void Engine::break_down(int cause) {
-  if (broken_) return;
-  broken_ = true;
-  RankLine& mine = segment_->rank(world_.local_rank);
-  mine.cause.store(static_cast<uint64_t>(origin_of(cause)));
-  mine.state.store(kBroken);
-  doorbells_.ring_all(interest::kAll);
-  Failure failure{HVD_SYSTEM, ""};
-  if (cause == world_.local_rank) {
-    const std::lock_guard lock(mutex_);
-    failure = failure_.value_or(Failure{HVD_SYSTEM, "Horovod has been shut down after an internal error."});
-  } else {
-    failure = describe_gone(cause);
-  }
-  complete(executor_.abandon(), failure.status, failure.text);
-  fail(failure.status, failure.text, cause == world_.local_rank ? -1 : cause, true);
-}
-
-// ---- Peers ----------------------------------------------------------------------------------------------------------
-
-// True if a peer was newly found gone.
-bool Engine::look_after_peers() {
-  int newly = -1;
-  for (int r = 0; r < world_.local_size; ++r) {
-    if (known_gone_[static_cast<size_t>(r)] || !liveness_.gone(r)) continue;
-    newly = r;
-    break;
-  }
-  if (newly < 0) {
-    // Requests that we failed may be waited for by others, even by the one that we gave up: tell them.
-    if (failure_cause_ >= 0 && !broken_ && executor_.idle()) break_down(failure_cause_);
-    return false;
-  }
-  // Several may be gone at once, one because of the other: hear of all before blaming one. Who died comes first.
-  (void)liveness_.sleep(Sleeper::kWaiter, 0);
-  int blamed = newly;
-  for (int r = 0; r < world_.local_size; ++r) {
-    if (!liveness_.gone(r)) continue;
-    known_gone_[static_cast<size_t>(r)] = true;
-    const bool orderly = segment_->rank(r).state.load() == kDeparted || segment_->rank(r).state.load() == kBroken;
-    if (!orderly) blamed = r;
-  }
-  // What it put into the log and the channels before it went still counts.
-  while (progress()) {
-  }
-  const Failure failure = describe_gone(blamed);
-  log(LogLevel::kDebug, failure.text);
-  fail(failure.status, failure.text, blamed);
-  return true;
-}
-
-// Ranks give up because of each other. Follows that chain to the one with whom it began, or to ourselves.
-int Engine::origin_of(int local_rank) const {
-  for (int steps = 0; steps < world_.local_size && local_rank != world_.local_rank; ++steps) {
-    const RankLine& line = segment_->rank(local_rank);
-    if (line.state.load() != kBroken) break;
-    const uint64_t cause = line.cause.load();
-    if (cause >= static_cast<uint64_t>(world_.local_size) || cause == static_cast<uint64_t>(local_rank)) break;
-    local_rank = static_cast<int>(cause);
-  }
-  return local_rank;
-}
-
-Engine::Failure Engine::describe_gone(int local_rank) const {
-  const uint64_t state = segment_->rank(local_rank).state.load();
-  const std::string who = world_.describe(local_rank);
-  if (state == kDeparted) {
-    return {HVD_SHUT_DOWN, "Horovod has been shut down. " + who + " has called shutdown() or exited."};
-  }
-  if (state == kBroken) {
-    const int origin = origin_of(local_rank);
-    if (origin == world_.local_rank) {
-      return {HVD_PEER_LOST, "Horovod has been shut down because " + who +
-                                 " gave up on this rank: it had seen no heartbeat from it. Was this process stopped?"};
-    }
-    if (origin != local_rank && liveness_.gone(origin)) return describe_gone(origin);
-    if (origin != local_rank) {
-      return {HVD_PEER_LOST, "Horovod has been shut down because " + world_.describe(origin) +
-                                 " died or has shown no heartbeat, as " + who + " found."};
-    }
-    return {HVD_PEER_LOST, "Horovod has been shut down because " + who + " gave up after an error."};
-  }
-  if (liveness_.reason(local_rank) == Liveness::kSilent) {
-    return {HVD_PEER_LOST, "Horovod has been shut down because " + who + " has shown no heartbeat for " +
-                               std::to_string(static_cast<int64_t>(settings_.heartbeat_timeout)) +
-                               " s: it is stopped, swapped out, or hangs in the kernel."};
-  }
-  return {HVD_PEER_LOST, "Horovod has been shut down because " + who +
-                             " died: its process ended without shutdown(). Its own output says why."};
 }
 
 }  // namespace hvd

@@ -34,7 +34,7 @@ void Engine::submit_locked(const std::shared_ptr<Request>& request) {
 // Joins the current round of the name's slot: see engine/coordinator.h.
 void Engine::arrive(Request& request) {
   Slot& slot = segment_->slot(request.id);
-  const uint64_t members = sets_[static_cast<size_t>(request.key.set)].size();
+  const uint64_t members = members_here(request.key.set);
   const int me = world_.local_rank;
   counters_.requests_by_bit.add();
   request.by_bit = true;
@@ -51,7 +51,7 @@ void Engine::arrive(Request& request) {
   cell.id = static_cast<uint64_t>(request.id);
   cell.sequence.store(ticket + 1);
   if (slot.wanted.load() >= request.round || ticket + 1 >= coordinator.wake_ticket.load()) {
-    doorbells_.ring(world_.local_of(0), interest::kUrgent);
+    doorbells_.ring(0, interest::kUrgent);
   }
 }
 
@@ -66,7 +66,7 @@ void Engine::send(const ToCoordinator& message, bool urgent) {
     // Somebody of this rank must now look again until there is room.
     if (first) doorbells_.poke(role_taken_ ? Sleeper::kWaiter : Sleeper::kBackground);
   }
-  doorbells_.ring(world_.local_of(0), interest::kRequest | (urgent ? interest::kUrgent : 0));
+  doorbells_.ring(0, interest::kRequest | (urgent ? interest::kUrgent : 0));
 }
 
 // A thread begins to wait: whatever was decided to be fused with this request, it is not worth waiting for more.
@@ -78,7 +78,7 @@ void Engine::want(Request& request) {
     return;
   }
   Slot& slot = segment_->slot(request.id);
-  const uint64_t members = sets_[static_cast<size_t>(request.key.set)].size();
+  const uint64_t members = members_here(request.key.set);
   // Another rank may already wait for the round after ours (the root of a broadcast runs ahead).
   uint64_t wanted = slot.wanted.load();
   while (wanted < request.round && !slot.wanted.compare_exchange_weak(wanted, request.round)) {
@@ -86,7 +86,7 @@ void Engine::want(Request& request) {
   // If the round is not complete, whoever completes it sees `wanted`.
   if (slot.arrived.load() >= request.round * members) {
     segment_->coordinator().want_epoch.fetch_add(1);
-    doorbells_.ring(world_.local_of(0), interest::kUrgent);
+    doorbells_.ring(0, interest::kUrgent);
   }
 }
 

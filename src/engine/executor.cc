@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <numeric>
 
 #include "collectives/collectives.h"
@@ -9,23 +10,8 @@
 namespace hvd {
 namespace {
 
-Task start(Channel& channel, const Batch& batch, PeerArenas& arenas) {
-  switch (batch.op) {
-    case HVD_ALLREDUCE:
-      return batch.reduce_op == HVD_ADASUM ? adasum(channel, batch) : allreduce(channel, batch, arenas);
-    case HVD_ALLGATHER:
-    case HVD_ALLTOALL:
-      return move_rows(channel, batch);
-    case HVD_BROADCAST:
-      return broadcast(channel, batch);
-    case HVD_REDUCESCATTER:
-      return reducescatter(channel, batch);
-    case HVD_BARRIER:
-      return barrier(channel);
-    default:
-      throw Error(HVD_SYSTEM, std::string("the log asks to run ") + name_of(batch.op));
-  }
-}
+// Everybody was there when the coordinator logged it, so there is nothing left to wait for.
+Task barrier() { co_return; }
 
 // The result of an allgather or alltoall, once it is known how many rows come from each member.
 std::byte* allocate_result(Request& request, const std::vector<int64_t>& received) {
@@ -51,13 +37,16 @@ std::byte* allocate_result(Request& request, const std::vector<int64_t>& receive
 
 }  // namespace
 
-Executor::Executor(const World& world, const std::shared_ptr<Segment>& segment, Doorbells& doorbells,
-                   Counters& counters, PeerArenas& arenas, IsGone is_gone, Ended ended)
+Executor::Executor(const World& world, const Settings& settings, const std::shared_ptr<Segment>& segment,
+                   Doorbells& doorbells, Counters& counters, PeerArenas& arenas, Network& network, IsGone is_gone,
+                   Ended ended)
     : world_(world),
+      settings_(settings),
       segment_(segment),
       doorbells_(doorbells),
       counters_(counters),
       arenas_(arenas),
+      network_(network),
       is_gone_(std::move(is_gone)),
       ended_(std::move(ended)) {
   for (size_t set = 0; set < world_.process_sets.size(); ++set) {
@@ -69,15 +58,39 @@ void Executor::add_set(int set, const std::vector<int>& ranks) {
   if (static_cast<size_t>(set) >= lanes_.size()) lanes_.resize(static_cast<size_t>(set) + 1);
   Lane lane;
   lane.ranks = ranks;
-  const auto mine = std::find(ranks.begin(), ranks.end(), world_.rank);
-  if (mine != ranks.end()) {
-    std::vector<int> members;
-    for (const int rank : ranks) members.push_back(world_.local_of(rank));
+  if (std::find(ranks.begin(), ranks.end(), world_.rank) != ranks.end()) {
+    std::vector<int> here, members;
+    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(here),
+                 [this](int rank) { return world_.is_local(rank); });
+    for (const int rank : here) members.push_back(world_.local(rank));
+    const auto me = static_cast<int>(std::find(here.begin(), here.end(), world_.rank) - here.begin());
     segment_->reserve_channel(set, world_.local_rank);
-    lane.channel = std::make_unique<Channel>(segment_, doorbells_, counters_, set, std::move(members),
-                                             static_cast<int>(mine - ranks.begin()));
+    auto channel = std::make_unique<Channel>(segment_, doorbells_, counters_, set, std::move(members), here, me);
+    lane.group = std::make_unique<Group>(world_, set, ranks, std::move(channel), network_);
   }
   lanes_[static_cast<size_t>(set)] = std::move(lane);
+}
+
+Task Executor::start(const Group& group, const Batch& batch) {
+  Channel& channel = group.channel();
+  const bool one_host = group.hosts() == 1;
+  switch (batch.op) {
+    case HVD_ALLREDUCE:
+      if (batch.reduce_op == HVD_ADASUM) return adasum(group, batch);
+      return one_host ? allreduce(channel, batch, arenas_)
+                      : allreduce_between_hosts(group, batch, settings_.allreduce_ring);
+    case HVD_ALLGATHER:
+    case HVD_ALLTOALL:
+      return move_rows(group, batch);
+    case HVD_BROADCAST:
+      return one_host ? broadcast(channel, batch) : broadcast_between_hosts(group, batch);
+    case HVD_REDUCESCATTER:
+      return one_host ? reducescatter(channel, batch) : reducescatter_between_hosts(group, batch);
+    case HVD_BARRIER:
+      return barrier();
+    default:
+      throw Error(HVD_SYSTEM, std::string("the log asks to run ") + name_of(batch.op));
+  }
 }
 
 void Executor::add(int set, Requests requests) {
@@ -122,7 +135,7 @@ bool Executor::advance(Lane& lane) {
   try {
     if (!job.started) {
       job.started = true;
-      job.task = start(*lane.channel, job.batch, arenas_);
+      job.task = start(*lane.group, job.batch);
     }
     // The order matters: once a peer is known to be gone, all that it ever published is visible to the look after.
     const int peer = job.task.wait().peer;
@@ -154,7 +167,8 @@ bool Executor::can_move() const {
   return std::any_of(lanes_.begin(), lanes_.end(), [this](const Lane& lane) {
     if (lane.queue.empty()) return false;
     const Job& job = *lane.queue.front();
-    return !job.started || job.task.wait().satisfied() || is_gone_(job.task.wait().peer);
+    const Wait& wait = job.started ? job.task.wait() : Wait{};
+    return wait.satisfied() || is_gone_(wait.peer);
   });
 }
 

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "collectives/batch.h"
+#include "collectives/group.h"
 #include "collectives/task.h"
 #include "engine/request.h"
 #include "engine/world.h"
 #include "transport/arena.h"
-#include "transport/channel.h"
 
 namespace hvd {
 
@@ -25,10 +25,11 @@ class Executor {
   using Requests = std::vector<std::shared_ptr<Request>>;
   // Called for every batch that has ended; error is null if it went well.
   using Ended = std::function<void(Requests, std::exception_ptr error)>;
-  using IsGone = std::function<bool(int local_rank)>;
+  // Whether nothing more will come from a rank.
+  using IsGone = std::function<bool(int rank)>;
 
-  Executor(const World& world, const std::shared_ptr<Segment>& segment, Doorbells& doorbells, Counters& counters,
-           PeerArenas& arenas, IsGone is_gone, Ended ended);
+  Executor(const World& world, const Settings& settings, const std::shared_ptr<Segment>& segment, Doorbells& doorbells,
+           Counters& counters, PeerArenas& arenas, Network& network, IsGone is_gone, Ended ended);
 
   // Opens and closes the lane of a process set; closing one drops nothing, so it must not be busy.
   void add_set(int set, const std::vector<int>& ranks);
@@ -54,18 +55,21 @@ class Executor {
     bool started = false;
   };
   struct Lane {
-    std::unique_ptr<Channel> channel;  // null where this rank is not a member
+    std::unique_ptr<Group> group;  // null where this rank is not a member
     std::vector<int> ranks;
     std::deque<std::unique_ptr<Job>> queue;
   };
 
   bool advance(Lane& lane);
+  Task start(const Group& group, const Batch& batch);
 
   const World& world_;
+  const Settings& settings_;
   const std::shared_ptr<Segment> segment_;
   Doorbells& doorbells_;
   Counters& counters_;
   PeerArenas& arenas_;
+  Network& network_;
   IsGone is_gone_;
   Ended ended_;
   std::vector<Lane> lanes_;  // by set

@@ -12,24 +12,26 @@ namespace hvd {
 namespace {
 
 constexpr uint64_t kDoorbell = ~uint64_t{0};
+constexpr uint64_t kNetwork = ~uint64_t{1};
 
-void watch(int epoll, int fd, uint64_t tag) {
+void watch(int epoll, int fd, uint64_t tag, int operation = EPOLL_CTL_ADD, uint32_t events = EPOLLIN) {
   epoll_event event{};
-  event.events = EPOLLIN;
+  event.events = events;
   event.data.u64 = tag;
-  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("can't watch a descriptor (epoll_ctl)");
+  if (epoll_ctl(epoll, operation, fd, &event) != 0) throw SystemError("can't watch a descriptor (epoll_ctl)");
 }
 
 }  // namespace
 
 Liveness::Liveness(const World& world, const Settings& settings, std::shared_ptr<Segment> segment, const int* alive_fds,
-                   const Doorbells& doorbells)
+                   const Doorbells& doorbells, int network_fd)
     : world_(world),
       segment_(std::move(segment)),
       now_(settings.now),
       timeout_(static_cast<Nanoseconds>(settings.heartbeat_timeout * 1e9)),
       interval_(std::clamp<Nanoseconds>(timeout_ / 8, 10'000'000, 1'000'000'000)),
-      reasons_(static_cast<size_t>(world.local_size)),
+      network_fd_(network_fd),
+      found_(static_cast<size_t>(world.size)),
       seen_(static_cast<size_t>(world.local_size)),
       silent_for_(static_cast<size_t>(world.local_size)) {
   try {
@@ -39,13 +41,19 @@ Liveness::Liveness(const World& world, const Settings& settings, std::shared_ptr
       if (epolls_[i] < 0) throw SystemError("can't create an epoll descriptor");
       doorbell_fds_[i] = doorbells.fd(sleeper);
       watch(epolls_[i], doorbell_fds_[i], kDoorbell);
+      if (network_fd_ < 0) continue;
+      watch(epolls_[i], network_fd_, kNetwork, EPOLL_CTL_ADD,
+            sleeper == Sleeper::kBackground ? EPOLLIN | EPOLLONESHOT : EPOLLIN);
     }
-    for (int r = 0; r < world_.local_size; ++r) {
-      if (r == world_.local_rank || alive_fds[r] < 0) continue;
-      const int copy = fcntl(alive_fds[r], F_DUPFD_CLOEXEC, 3);
-      if (copy < 0) throw SystemError("can't keep the descriptor that watches " + world_.describe(r));
+    for (int local = 0; local < world_.local_size; ++local) {
+      if (local == world_.local_rank || alive_fds[local] < 0) continue;
+      const int rank = world_.global(local);
+      const int copy = fcntl(alive_fds[local], F_DUPFD_CLOEXEC, 3);
+      if (copy < 0) throw SystemError("can't keep the descriptor that watches " + world_.describe(rank));
       fds_.push_back(copy);
-      for (const int epoll : epolls_) watch(epoll, copy, static_cast<uint64_t>(r) << 32 | static_cast<uint32_t>(copy));
+      for (const int epoll : epolls_) {
+        watch(epoll, copy, static_cast<uint64_t>(rank) << 32 | static_cast<uint32_t>(copy));
+      }
     }
   } catch (...) {
     for (const int fd : descriptors()) close(fd);
@@ -65,11 +73,34 @@ std::vector<int> Liveness::descriptors() const {
   return all;
 }
 
-bool Liveness::gone(int local_rank) const {
-  if (local_rank == world_.local_rank) return false;
-  if (reasons_[static_cast<size_t>(local_rank)].load() != kThere) return true;
-  const uint64_t state = segment_->rank(local_rank).state.load();
-  return state == kDeparted || state == kBroken;
+RankState Liveness::state(int rank) const {
+  if (rank == world_.rank) return kAlive;
+  const auto found = static_cast<RankState>(found_[static_cast<size_t>(rank)].state.load());
+  const Flag& said_in =
+      world_.is_local(rank) ? segment_->rank(world_.local(rank)).state : segment_->departure(rank).state;
+  const auto said = static_cast<RankState>(said_in.load());
+  if (said == kDeparted || said == kBroken || found == kAlive) return said > kAlive ? said : kAlive;
+  return found;
+}
+
+int Liveness::cause(int rank) const {
+  const int found = found_[static_cast<size_t>(rank)].cause.load();
+  if (found >= 0) return found;
+  const Flag& said_in =
+      world_.is_local(rank) ? segment_->rank(world_.local(rank)).cause : segment_->departure(rank).cause;
+  const auto said = static_cast<int64_t>(said_in.load());
+  return said >= 0 && said < world_.size ? static_cast<int>(said) : -1;
+}
+
+void Liveness::connection_ended(int rank, RankState state, int cause) {
+  Found& found = found_[static_cast<size_t>(rank)];
+  if (cause >= 0 && cause < world_.size) found.cause.store(cause);
+  found.state.store(state);
+}
+
+void Liveness::let_network_wake_background() {
+  if (network_fd_ < 0) return;
+  watch(epolls_[static_cast<int>(Sleeper::kBackground)], network_fd_, kNetwork, EPOLL_CTL_MOD, EPOLLIN | EPOLLONESHOT);
 }
 
 bool Liveness::sleep(Sleeper sleeper, int timeout_ms) {
@@ -83,10 +114,11 @@ bool Liveness::sleep(Sleeper sleeper, int timeout_ms) {
       (void)!read(doorbell_fds_[static_cast<int>(sleeper)], &value, sizeof value);
       continue;
     }
+    if (events[i].data.u64 == kNetwork) continue;
     // Stays readable for ever: each of the two sleepers hears it once.
     const auto fd = static_cast<int>(events[i].data.u64 & 0xffffffff);
     epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr);
-    reasons_[events[i].data.u64 >> 32].store(kEnded);
+    found_[events[i].data.u64 >> 32].state.store(kEnded);
     ended = true;
   }
   return ended;
@@ -100,14 +132,15 @@ bool Liveness::beat() {
   last_beat_ = now;
   segment_->rank(world_.local_rank).heartbeat.fetch_add(1);
   bool given_up = false;
-  for (int r = 0; r < world_.local_size; ++r) {
-    const auto i = static_cast<size_t>(r);
-    if (r == world_.local_rank || reasons_[i].load() != kThere) continue;
-    const uint64_t value = segment_->rank(r).heartbeat.load();
+  for (int local = 0; local < world_.local_size; ++local) {
+    const auto i = static_cast<size_t>(local);
+    std::atomic<int>& found = found_[static_cast<size_t>(world_.global(local))].state;
+    if (local == world_.local_rank || found.load() != kAlive) continue;
+    const uint64_t value = segment_->rank(local).heartbeat.load();
     silent_for_[i] = value == seen_[i] ? silent_for_[i] + elapsed : 0;
     seen_[i] = value;
     if (silent_for_[i] < timeout_) continue;
-    reasons_[i].store(kSilent);
+    found.store(kSilent);
     given_up = true;
   }
   return given_up;

@@ -1,8 +1,9 @@
-// Which peers are still there.
+// Which ranks are still there.
 //
-// A peer is gone when its process has ended (its descriptor, a pidfd, becomes readable) or when its heartbeat in the
-// segment has not moved for the timeout, counted only while this process itself ran. What a peer says about itself
-// (departed, broken) is in its line of the segment. gone() joins the three.
+// A rank of this host is gone when its process has ended (its descriptor, a pidfd, becomes readable), when its
+// heartbeat in the segment has not moved for the timeout, counted only while this process itself ran, or when it says
+// so in its line of the segment. A rank of another host is gone when its connection says so or ends, or when those who
+// speak for the hosts have written it into the segment (hosts.h).
 //
 // Descriptors are watched by the two places where the engine sleeps; heartbeats by the background thread alone.
 #ifndef HOROVOD_ENGINE_LIVENESS_H_
@@ -20,28 +21,40 @@ namespace hvd {
 
 class Liveness {
  public:
-  enum Reason : int { kThere = 0, kEnded = 1, kSilent = 2 };
-
-  // Duplicates the descriptors. Throws SystemError.
+  // network_fd: readable when there is something to do for the network; -1: there is none. Duplicates the descriptors
+  // of peers. Throws SystemError.
   Liveness(const World& world, const Settings& settings, std::shared_ptr<Segment> segment, const int* alive_fds,
-           const Doorbells& doorbells);
+           const Doorbells& doorbells, int network_fd);
   ~Liveness();
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
 
-  bool gone(int local_rank) const;
-  Reason reason(int local_rank) const { return static_cast<Reason>(reasons_[static_cast<size_t>(local_rank)].load()); }
+  bool gone(int rank) const { return state(rank) > kAlive; }
+  // What is known of a rank. What it said of itself (kDeparted, kBroken) goes before what was found out.
+  RankState state(int rank) const;
+  // Because of which rank it gave up (kBroken); -1 if that is not known.
+  int cause(int rank) const;
+  // The connection with a rank of another host has ended, with these last words or (kEnded) without any.
+  void connection_ended(int rank, RankState state, int cause);
 
-  // Sleeps until our doorbell rings, a peer ends, or the time is over. Returns whether a peer has ended.
+  // Sleeps until our doorbell rings, a peer ends, the network has something, or the time is over. Returns whether a
+  // peer has ended.
   bool sleep(Sleeper sleeper, int timeout_ms);
+  // Lets the network wake the background thread too, once. A waiter is always woken.
+  void let_network_wake_background();
 
-  // Background thread: shows that we live and looks at the others. True if a peer was newly given up.
+  // Background thread: shows that we live and looks at the others of this host. True if a peer was newly given up.
   bool beat();
   int beat_interval_ms() const { return static_cast<int>(interval_ / 1'000'000); }
 
   std::vector<int> descriptors() const;
 
  private:
+  struct Found {
+    std::atomic<int> state{kAlive};
+    std::atomic<int> cause{-1};
+  };
+
   const World& world_;
   std::shared_ptr<Segment> segment_;
   Nanoseconds (*const now_)();
@@ -49,8 +62,9 @@ class Liveness {
   std::vector<int> fds_;
   int epolls_[2] = {-1, -1};
   int doorbell_fds_[2];
-  std::vector<std::atomic<int>> reasons_;
-  // Background thread only.
+  const int network_fd_;
+  std::vector<Found> found_;  // by rank: what this process found out itself
+  // Background thread only; by local rank.
   Nanoseconds last_beat_ = 0;
   std::vector<uint64_t> seen_;
   std::vector<Nanoseconds> silent_for_;

@@ -3,8 +3,13 @@
 namespace hvd {
 
 Channel::Channel(std::shared_ptr<Segment> segment, Doorbells& doorbells, Counters& counters, int set,
-                 std::vector<int> members, int me)
-    : segment_(std::move(segment)), doorbells_(doorbells), counters_(counters), members_(std::move(members)), me_(me) {
+                 std::vector<int> members, std::vector<int> ranks, int me)
+    : segment_(std::move(segment)),
+      doorbells_(doorbells),
+      counters_(counters),
+      members_(std::move(members)),
+      ranks_(std::move(ranks)),
+      me_(me) {
   for (const int local_rank : members_) lines_.push_back(reinterpret_cast<Lines*>(segment_->channel(set, local_rank)));
 }
 

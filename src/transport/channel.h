@@ -45,9 +45,10 @@ class Channel {
   static_assert(sizeof(Head) == kLine && sizeof(Lines) <= kPage);
   static constexpr size_t kBytesPerRank = kPage + kSlots * kChunkBytes;
 
-  // members: local ranks, ascending; me: this rank's index among them.
+  // members: the local ranks of the set's members on this host, ascending; ranks: their ranks in the job; me: this
+  // rank's index among them.
   Channel(std::shared_ptr<Segment> segment, Doorbells& doorbells, Counters& counters, int set, std::vector<int> members,
-          int me);
+          std::vector<int> ranks, int me);
 
   // Resets a local rank's part of a set's channel, when nobody uses it: a new set begins.
   static void clear(const Segment& segment, int set, int local_rank);
@@ -55,6 +56,7 @@ class Channel {
   int size() const { return static_cast<int>(members_.size()); }
   int me() const { return me_; }
   const std::vector<int>& members() const { return members_; }
+  const std::vector<int>& ranks() const { return ranks_; }
   bool crowded() const { return segment_->crowded(); }
   // The number of the next chunk; every member calls this equally often.
   uint64_t next_chunk() { return next_++; }
@@ -69,18 +71,17 @@ class Channel {
   // Before writing one's payload of chunk s: wait for this of every other member.
   Until slot_free(int member, uint64_t s) const {
     const uint64_t needed = s < kSlots ? 0 : s - kSlots + 1;
-    return {{&lines(member).done, needed, members_[member], interest::finished(members_[member])}};
+    return {{&lines(member).done, needed, ranks_[member], interest::finished(members_[member])}};
   }
   Until published(int member, uint64_t s) const {
-    return {
-        {&lines(member).heads[s % kSlots].sequence, s + 1, members_[member], interest::published(members_[member])}};
+    return {{&lines(member).heads[s % kSlots].sequence, s + 1, ranks_[member], interest::published(members_[member])}};
   }
   Until reduced(int member, uint64_t s) const {
-    return {{&lines(member).reduced, s + 1, members_[member], interest::published(members_[member])}};
+    return {{&lines(member).reduced, s + 1, ranks_[member], interest::published(members_[member])}};
   }
   // Every member is done with chunk s.
   Until done(int member, uint64_t s) const {
-    return {{&lines(member).done, s + 1, members_[member], interest::finished(members_[member])}};
+    return {{&lines(member).done, s + 1, ranks_[member], interest::finished(members_[member])}};
   }
 
   // Whether a member says that it has shut down or given up.
@@ -101,7 +102,7 @@ class Channel {
   std::shared_ptr<Segment> segment_;
   Doorbells& doorbells_;
   Counters& counters_;
-  const std::vector<int> members_;
+  const std::vector<int> members_, ranks_;
   const int me_;
   std::vector<Lines*> lines_;
   uint64_t next_ = 0;

@@ -18,6 +18,7 @@ struct Counters {
   Counter log_entries, batches, tensors, bytes_in, chunks, bytes_placed;
   Counter doorbells, sleeps, role_changes;
   Counter log_bytes, cache_evictions, stall_warnings;
+  Counter net_bytes_out, net_payload_out, net_frames_out, control_bytes, control_records;
 };
 
 }  // namespace hvd

@@ -18,7 +18,7 @@ namespace hvd {
 namespace {
 
 constexpr uint64_t kMagic = 0x31444F564F524F48;  // "HOROVOD1"
-constexpr uint64_t kVersion = 1;
+constexpr uint64_t kVersion = 2;
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -37,14 +37,14 @@ int available_cores() {
 }
 
 struct Segment::Header {
-  uint64_t magic, version, generation, nonce, local_size, cache_capacity, cores;
+  uint64_t magic, version, generation, nonce, local_size, size, cache_capacity, cores;
 };
 
 struct Segment::Layout {
-  size_t ranks, slots, slot_stride, coordinator, ready, ready_cells, requests, request_stride, log, channels,
-      channel_stride, total;
+  size_t ranks, departures, slots, slot_stride, coordinator, ready, ready_cells, requests, request_stride, log,
+      channels, channel_stride, total;
 
-  Layout(int local_size, int cache_capacity) {
+  Layout(int local_size, int size, int cache_capacity) {
     const auto n = static_cast<size_t>(local_size);
     const auto capacity = static_cast<size_t>(cache_capacity);
     size_t end = kPage;
@@ -54,6 +54,7 @@ struct Segment::Layout {
       return begin;
     };
     ranks = place(n * sizeof(RankLine), kLine);
+    departures = place(static_cast<size_t>(size) * sizeof(Departure), kLine);
     slot_stride = round_up(sizeof(Slot) + (n + 63) / 64 * sizeof(Flag), 64);
     slots = place(capacity * slot_stride, kLine);
     coordinator = place(sizeof(CoordinatorLine), kLine);
@@ -69,10 +70,13 @@ struct Segment::Layout {
   }
 };
 
-int Segment::create(int local_size, int cache_capacity, uint64_t generation, uint64_t nonce, int cores) {
+int Segment::create(int local_size, int size, int cache_capacity, uint64_t generation, uint64_t nonce, int cores) {
   if (local_size < 1) throw InvalidError("a segment needs at least one rank, not " + std::to_string(local_size));
+  if (size < local_size) {
+    throw InvalidError(std::to_string(local_size) + " ranks on one host of a job of " + std::to_string(size));
+  }
   if (cache_capacity < 0) throw InvalidError("the cache capacity can't be negative: " + std::to_string(cache_capacity));
-  const Layout layout(local_size, cache_capacity);
+  const Layout layout(local_size, size, cache_capacity);
   const int fd = memfd_create("horovod", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) throw SystemError("can't create the shared-memory segment (memfd_create)");
   try {
@@ -92,6 +96,7 @@ int Segment::create(int local_size, int cache_capacity, uint64_t generation, uin
     header.generation = generation;
     header.nonce = nonce;
     header.local_size = static_cast<uint64_t>(local_size);
+    header.size = static_cast<uint64_t>(size);
     header.cache_capacity = static_cast<uint64_t>(cache_capacity);
     header.cores = static_cast<uint64_t>(cores);
     munmap(page, kPage);
@@ -134,10 +139,11 @@ Segment::Segment(int fd, std::byte* base, size_t bytes) : fd_(fd), base_(base), 
   const auto& header = at<Header>(base_, 0);
   constexpr uint64_t kMost = 1 << 20;
   const bool ours = header.magic == kMagic && header.version == kVersion && header.local_size >= 1 &&
-                    header.local_size <= kMost && header.cache_capacity <= kMost;
+                    header.local_size <= header.size && header.size <= kMost && header.cache_capacity <= kMost;
   local_size_ = static_cast<int>(header.local_size);
+  size_ = static_cast<int>(header.size);
   cache_capacity_ = static_cast<int>(header.cache_capacity);
-  if (ours) layout_ = std::make_unique<Layout>(local_size_, cache_capacity_);
+  if (ours) layout_ = std::make_unique<Layout>(local_size_, size_, cache_capacity_);
   if (!ours || layout_->total != bytes) {
     munmap(base_, bytes_);
     close(fd_);
@@ -156,6 +162,9 @@ uint64_t Segment::nonce() const { return at<Header>(base_, 0).nonce; }
 
 RankLine& Segment::rank(int local_rank) const {
   return at<RankLine>(base_, layout_->ranks + static_cast<size_t>(local_rank) * sizeof(RankLine));
+}
+Departure& Segment::departure(int of_rank) const {
+  return at<Departure>(base_, layout_->departures + static_cast<size_t>(of_rank) * sizeof(Departure));
 }
 Slot& Segment::slot(int id) const {
   return at<Slot>(base_, layout_->slots + static_cast<size_t>(id) * layout_->slot_stride);

@@ -5,6 +5,7 @@
 //
 //   header            written once by local rank 0 before anyone else maps the segment
 //   rank lines        per local rank: its state, doorbell and log cursor
+//   departures        per rank of the job: what local rank 0 has heard of those on other hosts that are gone
 //   slots             per cached name id: who has submitted it (see engine/coordinator.h)
 //   ready ring        ids that are complete on this host, in the order in which they became so
 //   request rings     per local rank: full requests on their way to the coordinator
@@ -38,16 +39,25 @@ enum RankState : uint64_t {
   kAlive = 1,
   kDeparted = 2,  // shut down in order; everything it owed to operations that it completed is in the segment
   kBroken = 3,    // gave up because of RankLine::cause
+  // Never said by a rank itself:
+  kEnded = 4,   // its process has ended, or its connection
+  kSilent = 5,  // it has shown no heartbeat
 };
 
 struct RankLine {
   // Written by the rank.
   alignas(kLine) Flag state;
-  Flag cause;  // local rank
+  Flag cause;  // rank
   Flag heartbeat;
   alignas(kLine) Flag log_read;  // bytes of the log that this rank has applied
   // See transport/doorbell.h.
   alignas(kLine) Flag armed;
+};
+
+// What is known of a rank on another host that is gone. Written by local rank 0; `state` last.
+struct Departure {
+  Flag state;  // kAbsent while it is there; kDeparted or kBroken if it said so; else kEnded or kSilent
+  Flag cause;  // rank; of kBroken
 };
 
 // Who has submitted a cached name. Counters only grow until the coordinator recycles the id.
@@ -62,11 +72,12 @@ struct ReadyCell {
   uint64_t id;
 };
 
-// The coordinator's mailbox, besides the request rings.
+// The mailbox of the rank that speaks for the host, besides the request rings.
 struct CoordinatorLine {
   alignas(kLine) Flag ready_tail;   // tickets given out
   alignas(kLine) Flag wake_ticket;  // filling this ticket or a later one is worth waking the coordinator
   Flag want_epoch;                  // grows when a rank begins to wait for a name that was already complete
+  alignas(kLine) Flag departures;   // how many ranks of other hosts are gone
 };
 
 // A ring of bytes with one writer; positions grow for ever and are taken modulo the size.
@@ -85,7 +96,7 @@ class Segment {
   static constexpr int kMaxSets = 256;
 
   // Returns the descriptor of a new, formatted and sealed segment. Throws SystemError.
-  static int create(int local_size, int cache_capacity, uint64_t generation, uint64_t nonce,
+  static int create(int local_size, int size, int cache_capacity, uint64_t generation, uint64_t nonce,
                     int cores = available_cores());
   // Maps a segment; the descriptor stays the caller's. Throws SystemError, or InvalidError if it is not a segment of
   // this version.
@@ -97,11 +108,13 @@ class Segment {
   uint64_t generation() const;
   uint64_t nonce() const;
   int local_size() const { return local_size_; }
+  int size() const { return size_; }
   int cache_capacity() const { return cache_capacity_; }
   // Whether the host has more ranks than cores, as local rank 0 saw it: the same answer for everyone.
   bool crowded() const;
 
   RankLine& rank(int local_rank) const;
+  Departure& departure(int of_rank) const;
   Slot& slot(int id) const;
   int present_words() const { return (local_size_ + 63) / 64; }
   CoordinatorLine& coordinator() const;
@@ -124,7 +137,7 @@ class Segment {
   const int fd_;
   std::byte* base_;
   size_t bytes_;
-  int local_size_;
+  int local_size_, size_;
   int cache_capacity_;
   std::unique_ptr<Layout> layout_;
 };

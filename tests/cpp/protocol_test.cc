@@ -21,14 +21,12 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 class HandPlayed {
  public:
   HandPlayed(int size, int cache_capacity) {
-    const int fd = Segment::create(size, cache_capacity, 1, 42);
+    const int fd = Segment::create(size, size, cache_capacity, 1, 42);
     segment_ = Segment::map(fd);
     close(fd);
     for (int i = 0; i < 2 * size; ++i) eventfds_.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-    world_.size = world_.local_size = size;
-    world_.pids.assign(static_cast<size_t>(size), 0);
-    world_.process_sets.emplace_back(static_cast<size_t>(size));
-    std::iota(world_.process_sets[0].begin(), world_.process_sets[0].end(), 0);
+    const auto n = static_cast<size_t>(size);
+    world_ = World::make(0, {"test"}, std::vector<int>(n), std::vector<int32_t>(n));
     doorbells_ = std::make_unique<Doorbells>(segment_, 0, eventfds_.data(), counters_);
     for (int r = 0; r < size; ++r) {
       requests_.emplace_back(segment_->request_lines(r).written, segment_->request_bytes(r),
@@ -36,8 +34,12 @@ class HandPlayed {
       logs_.emplace_back(segment_->log_lines().written, segment_->rank(r).log_read, segment_->log_bytes(),
                          Segment::kLogBytes);
     }
-    coordinator_ =
-        std::make_unique<Coordinator>(world_, settings_, segment_, *doorbells_, counters_, [](int) { return false; });
+    const std::vector<int> none(n, -1);
+    network_ = std::make_unique<Network>(none, std::vector<int>{-1}, counters_);
+    liveness_ = std::make_unique<Liveness>(world_, settings_, segment_, none.data(), *doorbells_, -1);
+    hosts_ = std::make_unique<Hosts>(world_, settings_, segment_, *doorbells_, *liveness_, *network_);
+    coordinator_ = std::make_unique<Coordinator>(world_, settings_, segment_, *doorbells_, counters_, *hosts_,
+                                                 [](int) { return false; });
   }
   ~HandPlayed() {
     for (const int fd : eventfds_) close(fd);
@@ -88,6 +90,9 @@ class HandPlayed {
   std::shared_ptr<Segment> segment_;
   std::vector<int> eventfds_;
   std::unique_ptr<Doorbells> doorbells_;
+  std::unique_ptr<Network> network_;
+  std::unique_ptr<Liveness> liveness_;
+  std::unique_ptr<Hosts> hosts_;
   std::vector<RingWriter> requests_;
   std::vector<RingReader> logs_;
   std::unique_ptr<Coordinator> coordinator_;
@@ -116,7 +121,9 @@ TEST_CASE("an arrival in a slot whose id was withdrawn and given to another name
   ranks.coordinator().poll();
   ranks.all_arrive(id);  // "a" once more: nobody has read the Evict yet
   CHECK(only<Evict>(ranks.all_read_log()).front().id == id);
-  ranks.all_submit("a");  // what the Evict asks for
+  ranks.coordinator().poll();
+  CHECK(ranks.all_read_log().empty());  // the arrival counts for nothing, and the id is free
+  ranks.all_submit("a");                // what the Evict asks for
   ranks.coordinator().poll();
 
   std::vector<uint32_t> run;

@@ -1,14 +1,20 @@
-// N ranks in one test: engines over one real segment, as threads of this process or as forked processes.
+// N ranks in one test: engines over real segments and sockets, as threads of this process or as forked processes.
 #ifndef HOROVOD_TESTS_CPP_RANK_GROUP_H_
 #define HOROVOD_TESTS_CPP_RANK_GROUP_H_
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
@@ -18,53 +24,152 @@ namespace hvd::testing {
 // What the ranks of a group share. Each rank then makes its engine.
 class RankGroup {
  public:
-  // cores: how many the ranks believe to have; the choice of algorithms depends on it.
-  explicit RankGroup(int size, std::vector<std::vector<int>> extra_sets = {}, int cache_capacity = 1024,
+  // hosts: how many ranks each has; they share memory within a host and are connected by TCP between hosts.
+  // cores: how many the ranks of a host believe to have; the choice of algorithms depends on it.
+  explicit RankGroup(std::vector<int> hosts, std::vector<std::vector<int>> extra_sets = {}, int cache_capacity = 1024,
                      int cores = available_cores())
-      : size_(size) {
-    sets_.emplace_back(static_cast<size_t>(size));
+      : size_(std::accumulate(hosts.begin(), hosts.end(), 0)) {
+    sets_.emplace_back(static_cast<size_t>(size_));
     std::iota(sets_[0].begin(), sets_[0].end(), 0);
     for (auto& set : extra_sets) sets_.push_back(std::move(set));
-    const int fd = Segment::create(size, cache_capacity, 1, 42, cores);
-    segment_ = Segment::map(fd);
-    close(fd);
-    for (int r = 0; r < size; ++r) {
-      doorbells_.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-      doorbells_.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-      alive_fds_.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    for (size_t h = 0; h < hosts.size(); ++h) {
+      const int fd = Segment::create(hosts[h], size_, cache_capacity, 1, 42, cores);
+      hosts_.emplace_back();
+      hosts_.back().segment = Segment::map(fd);
+      close(fd);
+      names_.push_back(hosts.size() == 1 ? "test" : "test" + std::to_string(h));
+      for (int local = 0; local < hosts[h]; ++local) {
+        host_of_.push_back(static_cast<int>(h));
+        hosts_.back().doorbells.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+        hosts_.back().doorbells.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+        hosts_.back().alive_fds.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+      }
+    }
+    pids_.assign(static_cast<size_t>(size_), getpid());
+    connect_all();
+  }
+  explicit RankGroup(int size, std::vector<std::vector<int>> extra_sets = {}, int cache_capacity = 1024,
+                     int cores = available_cores())
+      : RankGroup(std::vector<int>{size}, std::move(extra_sets), cache_capacity, cores) {}
+  ~RankGroup() {
+    for (const Host& host : hosts_) {
+      for (const int fd : host.doorbells) close(fd);
+      for (const int fd : host.alive_fds) close(fd);
+    }
+    close_all_connections();
+  }
+  RankGroup(const RankGroup&) = delete;
+  RankGroup& operator=(const RankGroup&) = delete;
+
+  // In a forked child that is to be this rank; pids are those of all ranks. The segments are not inherited, and what
+  // belongs to other ranks must not be held open here.
+  void become(int rank, const std::vector<int32_t>& pids) {
+    pids_ = pids;
+    for (Host& host : hosts_) {
+      auto& inherited = *new std::shared_ptr<Segment>(std::move(host.segment));  // not to be unmapped: it is not there
+      host.segment = Segment::map(inherited->fd());
+    }
+    for (int r = 0; r < size_; ++r) {
+      const World world = make_world(r);
+      int& alive = hosts_[static_cast<size_t>(world.host)].alive_fds[static_cast<size_t>(world.local_rank)];
+      close(alive);
+      alive = static_cast<int>(syscall(SYS_pidfd_open, pids_[static_cast<size_t>(r)], 0));
+      if (r != rank) close_connections(r);
     }
   }
-  ~RankGroup() {
-    for (const int fd : doorbells_) close(fd);
-    for (const int fd : alive_fds_) close(fd);
+  void close_all_connections() {
+    for (int r = 0; r < size_; ++r) close_connections(r);
   }
 
-  std::unique_ptr<Engine> make_engine(int rank, const Settings& settings = {}) const {
-    World world;
-    world.rank = world.local_rank = rank;
-    world.size = world.local_size = size_;
-    world.host = "test";
-    world.pids.assign(static_cast<size_t>(size_), static_cast<int32_t>(getpid()));
+  World make_world(int rank) const {
+    World world = World::make(rank, names_, host_of_, pids_);
     world.process_sets = sets_;
-    const std::vector<int> arena_fds(static_cast<size_t>(size_), Arena::of_process().fd());
-    return std::make_unique<Engine>(world, settings, segment_, alive_fds_.data(), doorbells_.data(), arena_fds.data());
+    return world;
   }
 
-  // Makes a rank look dead: its descriptor becomes readable, as a pidfd does.
+  // Takes the rank's ends of its connections along: then nobody but the engine holds them open.
+  std::unique_ptr<Engine> make_engine(int rank, const Settings& settings = {}) const {
+    const Host& host = hosts_[static_cast<size_t>(host_of_[static_cast<size_t>(rank)])];
+    const std::vector<int> arena_fds(static_cast<size_t>(host.segment->local_size()), Arena::of_process().fd());
+    Engine::Wiring wiring;
+    wiring.segment = host.segment;
+    wiring.alive_fds = host.alive_fds.data();
+    wiring.doorbells = host.doorbells.data();
+    wiring.arena_fds = arena_fds.data();
+    wiring.links = links_[static_cast<size_t>(rank)];
+    wiring.controls = controls_[static_cast<size_t>(rank)];
+    auto engine = std::make_unique<Engine>(make_world(rank), settings, wiring);
+    close_connections(rank);
+    return engine;
+  }
+
+  // Makes a rank look dead to those of its host: its descriptor becomes readable, as a pidfd does.
   void declare_dead(int rank) const {
+    const World world = make_world(rank);
     const uint64_t one = 1;
-    (void)!write(alive_fds_[static_cast<size_t>(rank)], &one, sizeof one);
+    (void)!write(hosts_[static_cast<size_t>(world.host)].alive_fds[static_cast<size_t>(world.local_rank)], &one,
+                 sizeof one);
   }
 
   int size() const { return size_; }
   const std::vector<std::vector<int>>& sets() const { return sets_; }
-  Segment& segment() const { return *segment_; }
+  Segment& segment() const { return *hosts_[0].segment; }
 
  private:
+  struct Host {
+    std::shared_ptr<Segment> segment;
+    std::vector<int> doorbells, alive_fds;
+  };
+
+  // A pair of connected TCP sockets.
+  static std::pair<int, int> tcp_pair() {
+    const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    auto* const generic = reinterpret_cast<sockaddr*>(&address);
+    const int one_end = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(listener, generic, length) != 0 || listen(listener, 1) != 0 ||
+        getsockname(listener, generic, &length) != 0 || connect(one_end, generic, length) != 0) {
+      throw SystemError("can't connect two sockets");
+    }
+    const int other_end = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    close(listener);
+    const int on = 1;
+    for (const int fd : {one_end, other_end}) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    return {one_end, other_end};
+  }
+
+  void connect_all() {
+    const auto n = static_cast<size_t>(size_);
+    links_.assign(n, std::vector<int>(n, -1));
+    controls_.assign(n, std::vector<int>(hosts_.size(), -1));
+    for (size_t a = 0; a < n; ++a) {
+      for (size_t b = a + 1; b < n; ++b) {
+        if (host_of_[a] != host_of_[b]) std::tie(links_[a][b], links_[b][a]) = tcp_pair();
+      }
+      if (host_of_[a] > 0 && host_of_[a - 1] != host_of_[a]) {
+        std::tie(controls_[0][static_cast<size_t>(host_of_[a])], controls_[a][0]) = tcp_pair();
+      }
+    }
+  }
+
+  void close_connections(int rank) const {
+    for (auto* list : {&links_[static_cast<size_t>(rank)], &controls_[static_cast<size_t>(rank)]}) {
+      for (int& fd : *list) {
+        if (fd >= 0) close(std::exchange(fd, -1));
+      }
+    }
+  }
+
   const int size_;
   std::vector<std::vector<int>> sets_;
-  std::shared_ptr<Segment> segment_;
-  std::vector<int> doorbells_, alive_fds_;
+  std::vector<Host> hosts_;
+  std::vector<std::string> names_;
+  std::vector<int> host_of_;
+  std::vector<int32_t> pids_;
+  mutable std::vector<std::vector<int>> links_, controls_;  // by rank
 };
 
 template <typename T>

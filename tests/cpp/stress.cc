@@ -1,11 +1,12 @@
 // Stress of agreement, batching and the driver's role: tiny tensors, three overlapping process sets besides the global
 // one, random order on every rank, several threads a rank, names that come and go, a small cache.
 //
-//   stress threads   N  [seed]   ranks are threads of this process (run under TSan), N operations per rank
-//   stress processes N  [seed]   ranks are processes
-//   stress kill      N  [seed]   ranks are processes and one of them is killed with SIGKILL at a random moment: every
-//                                other rank must get an error that names it, within the bound
+//   stress threads   N  [seed [hosts]]   ranks are threads of this process (run under TSan), N operations per rank
+//   stress processes N  [seed [hosts]]   ranks are processes
+//   stress kill      N  [seed [hosts]]   ranks are processes and one of them is killed with SIGKILL at a random moment:
+//                                every other rank must get an error that names it, within the bound
 //
+// hosts, such as 2,1,1: how many of the four ranks each host has, which are then connected by TCP.
 // Prints what the engines counted, and a last line "N passed, N failed".
 #include <poll.h>
 #include <signal.h>
@@ -153,8 +154,8 @@ int finish(int passed, int failed) {
   return failed == 0 ? 0 : 1;
 }
 
-int run_threads(uint64_t operations, uint64_t seed) {
-  const RankGroup group(kRanks, kSets, 64);
+int run_threads(uint64_t operations, uint64_t seed, const std::vector<int>& hosts) {
+  const RankGroup group(hosts, kSets, 64);
   std::vector<std::unique_ptr<Engine>> engines;
   for (int r = 0; r < kRanks; ++r) engines.push_back(group.make_engine(r));
   std::vector<Outcome> outcomes(kRanks);
@@ -178,13 +179,10 @@ int run_threads(uint64_t operations, uint64_t seed) {
   return finish(kRanks - failed, failed);
 }
 
-// The ranks as processes. The segment is mapped anew in each of them (it is not inherited: MADV_DONTFORK).
-int run_processes(uint64_t operations, uint64_t seed, bool kill_one) {
+int run_processes(uint64_t operations, uint64_t seed, bool kill_one, const std::vector<int>& hosts) {
   std::mt19937_64 random(seed);
   const int victim = kill_one ? static_cast<int>(random() % kRanks) : -1;
-  const int segment_fd = Segment::create(kRanks, 64, 1, seed);
-  std::vector<int> doorbells;
-  for (int i = 0; i < 2 * kRanks; ++i) doorbells.push_back(eventfd(0, EFD_NONBLOCK));
+  RankGroup group(hosts, kSets, 64);
   struct Shared {
     Outcome outcomes[kRanks];
     std::atomic<int> go[kRanks];
@@ -198,22 +196,12 @@ int run_processes(uint64_t operations, uint64_t seed, bool kill_one) {
     if (child == 0) {
       alarm(120);
       while (shared->go[r].load() == 0) usleep(100);
-      std::vector<int> alive(kRanks, -1);
-      for (int p = 0; p < kRanks; ++p) {
-        if (p != r) alive[static_cast<size_t>(p)] = static_cast<int>(syscall(SYS_pidfd_open, shared->pids[p], 0));
-      }
-      World world;
-      world.rank = world.local_rank = r;
-      world.size = world.local_size = kRanks;
-      world.host = "test";
-      world.pids.assign(shared->pids, shared->pids + kRanks);
-      const RankGroup names(kRanks, kSets, 1);  // for its list of sets
-      world.process_sets = names.sets();
+      group.become(r, {shared->pids, shared->pids + kRanks});
       Outcome outcome;
       {
-        Engine engine(world, {}, Segment::map(segment_fd), alive.data(), doorbells.data(), nullptr);
-        outcome = run_rank(names, engine, operations, seed);
-        if (r == 0 && !kill_one) report("rank 0", engine.counters());
+        const auto engine = group.make_engine(r);
+        outcome = run_rank(group, *engine, operations, seed);
+        if (r == 0 && !kill_one) report("rank 0", engine->counters());
       }
       shared->outcomes[r] = outcome;
       std::fflush(stdout);
@@ -222,6 +210,7 @@ int run_processes(uint64_t operations, uint64_t seed, bool kill_one) {
     children.push_back(child);
     shared->pids[r] = child;
   }
+  group.close_all_connections();
   for (int r = 0; r < kRanks; ++r) shared->go[r] = 1;
   std::chrono::steady_clock::time_point killed;
   if (kill_one) {
@@ -257,12 +246,22 @@ int run_processes(uint64_t operations, uint64_t seed, bool kill_one) {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(stderr, "usage: %s threads|processes|kill OPERATIONS [SEED]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s threads|processes|kill OPERATIONS [SEED [HOSTS]]\n", argv[0]);
     return 2;
   }
   const std::string mode = argv[1];
   const uint64_t operations = std::strtoull(argv[2], nullptr, 10);
   const uint64_t seed = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1;
-  if (mode == "threads") return run_threads(operations, seed);
-  return run_processes(operations, seed, mode == "kill");
+  std::vector<int> hosts;
+  for (const char* text = argc > 4 ? argv[4] : "4"; *text != '\0';) {
+    char* end = nullptr;
+    hosts.push_back(static_cast<int>(std::strtol(text, &end, 10)));
+    text = *end == ',' ? end + 1 : end;
+  }
+  if (std::accumulate(hosts.begin(), hosts.end(), 0) != kRanks) {
+    std::fprintf(stderr, "the hosts must have %d ranks in all\n", kRanks);
+    return 2;
+  }
+  if (mode == "threads") return run_threads(operations, seed, hosts);
+  return run_processes(operations, seed, mode == "kill", hosts);
 }

@@ -1,0 +1,73 @@
+// Who takes part in a collective, as one member sees it.
+//
+// Words. The members of a process set are numbered in the order of their ranks. Those on one host share memory (the
+// *channel*) and have *places* 0, 1, ... there, in the same order. Members on different hosts reach each other by
+// *streams* (transport/link.h), of which each pair has one in each direction.
+#ifndef HOROVOD_COLLECTIVES_GROUP_H_
+#define HOROVOD_COLLECTIVES_GROUP_H_
+
+#include <memory>
+#include <vector>
+
+#include "collectives/task.h"
+#include "engine/world.h"
+#include "transport/channel.h"
+#include "transport/network.h"
+
+namespace hvd {
+
+// The two streams between this member and one on another host.
+class Stream {
+ public:
+  Stream(Link& link, int lane) : link_(&link), lane_(lane) {}
+
+  // See Link: the memory is the stream's until sent() or received() of the returned position.
+  uint64_t send(const std::byte* data, size_t bytes) { return link_->send(lane_, data, bytes); }
+  uint64_t receive(std::byte* into, size_t bytes) { return link_->receive(lane_, into, bytes); }
+  Until sent(uint64_t position) { return {{&link_->sent(lane_), position, link_->rank(), 0}}; }
+  Until received(uint64_t position) { return {{&link_->received(lane_), position, link_->rank(), 0}}; }
+
+ private:
+  Link* link_;
+  int lane_;
+};
+
+class Group {
+ public:
+  // The channel has the members on this host, of which we are one.
+  Group(const World& world, int set, const std::vector<int>& ranks, std::unique_ptr<Channel> channel, Network& network)
+      : set_(set), channel_(std::move(channel)), network_(network), ranks_(ranks) {
+    for (const int host : world.hosts_of(ranks)) {
+      if (host == world.host) host_ = static_cast<int>(hosts_.size());
+      hosts_.emplace_back();
+      for (size_t m = 0; m < ranks.size(); ++m) {
+        if (world.host_of[static_cast<size_t>(ranks[m])] == host) hosts_.back().push_back(static_cast<int>(m));
+      }
+    }
+    me_ = members_here()[static_cast<size_t>(channel_->me())];
+  }
+
+  Channel& channel() const { return *channel_; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  int me() const { return me_; }
+  int hosts() const { return static_cast<int>(hosts_.size()); }
+  // Ours among the set's hosts.
+  int host() const { return host_; }
+  // The members on one of the set's hosts, by place.
+  const std::vector<int>& members(int host) const { return hosts_[static_cast<size_t>(host)]; }
+  const std::vector<int>& members_here() const { return members(host_); }
+  // The stream with a member on another host.
+  Stream stream(int member) const { return {*network_.link(ranks_[static_cast<size_t>(member)]), set_}; }
+  Stream stream(int host, int place) const { return stream(members(host)[static_cast<size_t>(place)]); }
+
+ private:
+  const int set_;
+  std::unique_ptr<Channel> channel_;
+  Network& network_;
+  const std::vector<int> ranks_;
+  std::vector<std::vector<int>> hosts_;
+  int host_ = 0, me_ = 0;
+};
+
+}  // namespace hvd
+#endif  // HOROVOD_COLLECTIVES_GROUP_H_

@@ -1,0 +1,261 @@
+// Allreduce over several hosts. Each chunk goes through four stages, one behind the other, so that up to four chunks
+// are under way:
+//
+//   publish    every member puts its chunk into its host's shared memory
+//   begin      each *owner*, a member that has a slice of the chunk, folds its slice over the members of its host and
+//              starts to exchange it with the owners of the same slice on the other hosts
+//   reduce     it folds what the hosts have sent, in the order of hosts
+//   spread     it publishes the result, and every member copies all slices out
+//
+// All hosts cut a chunk into as many slices as the host with the fewest members has members; place p owns slice p.
+//
+// How owners exchange a slice over H hosts:
+//
+//   gather     each sends its slice to all others, and folds all of them. One trip. For two hosts, and where a trip
+//              costs more than the bytes.
+//   scatter    the slice has H parts; each owner gets its own part from all others, folds it, and sends the result back
+//              to them. Two trips; 2 (H - 1) / H of the bytes leave a host, the least that is possible.
+//   ring       HOROVOD_ALLREDUCE=ring: H - 1 times, each owner sends a part to the next host, which folds its own
+//   values
+//              into it; then H - 1 times the results go round. As many bytes, 2 (H - 1) trips, each host talks to two.
+//
+// gather and scatter fold in the same order and give the same bits; ring begins each part's fold at another host.
+//
+// The streams between two owners carry, in each round of the pipeline, first what `begin` sends and then what `reduce`
+// sends: both ends go through the rounds alike, so both know what comes next.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+
+#include "collectives/arithmetic.h"
+#include "collectives/collectives.h"
+
+namespace hvd {
+namespace {
+
+// Up to here a second trip would cost more than sending all to all.
+constexpr size_t kGatherBytes = 32 << 10;
+
+struct Range {
+  size_t begin, end;
+  size_t bytes() const { return end - begin; }
+};
+
+// The i-th of n parts of so many bytes: whole cache lines, so that no two owners write one.
+Range part_of(size_t bytes, int i, int n) {
+  const auto begin = [bytes, n](int k) {
+    return k == n ? bytes : bytes / static_cast<size_t>(n) * static_cast<size_t>(k) / kLine * kLine;
+  };
+  return {begin(i), begin(i + 1)};
+}
+
+// At least the bytes of the longest of them.
+size_t longest_part(size_t bytes, int n) { return bytes / static_cast<size_t>(n) + static_cast<size_t>(n) + kLine; }
+
+enum class Way { kGather, kScatter, kRing };
+
+class Exchange {
+ public:
+  Exchange(const Group& group, const Batch& batch, bool ring)
+      : group_(group), channel_(group.channel()), batch_(batch), arithmetic_(batch, group.size()) {
+    const bool small = batch.bytes() <= kGatherBytes;
+    way_ = ring ? Way::kRing : small || group.hosts() == 2 ? Way::kGather : Way::kScatter;
+    owners_ = small ? 1 : group.size();
+    for (int h = 0; h < group.hosts(); ++h) owners_ = std::min(owners_, static_cast<int>(group.members(h).size()));
+    if (!owns()) return;
+    const size_t slice = longest_part(std::min(Channel::kChunkBytes, batch.bytes()), owners_);
+    room_ = way_ == Way::kGather ? slice : longest_part(slice, group.hosts());
+    for (Round& round : rounds_) {
+      round.ends.resize(static_cast<size_t>(group.hosts()));
+      round.incoming = std::make_unique_for_overwrite<std::byte[]>(room_ * static_cast<size_t>(group.hosts()));
+    }
+  }
+
+  Way way() const { return way_; }
+  int owners() const { return owners_; }
+  bool owns() const { return channel_.me() < owners_; }
+  size_t chunks() const { return (batch_.bytes() + Channel::kChunkBytes - 1) / Channel::kChunkBytes; }
+  size_t lo(size_t c) const { return c * Channel::kChunkBytes; }
+  size_t bytes(size_t c) const { return std::min(Channel::kChunkBytes, batch_.bytes() - lo(c)); }
+  // The number of a chunk in the channel.
+  uint64_t& number(size_t c) { return numbers_[c % numbers_.size()]; }
+
+  void copy_in(size_t c) {
+    std::byte* const chunk = channel_.payload(channel_.me(), number(c), bytes(c));
+    batch_.for_pieces(lo(c), lo(c) + bytes(c), [&](const std::byte* input, std::byte*, size_t offset, size_t n) {
+      arithmetic_.copy_in(chunk + offset, input, n);
+    });
+  }
+
+  void copy_out(size_t c, int place) {
+    const Range slice = part_of(bytes(c), place, owners_);
+    const std::byte* const from = channel_.payload(place, number(c), bytes(c)) + slice.begin;
+    batch_.for_pieces(lo(c) + slice.begin, lo(c) + slice.end,
+                      [from](const std::byte*, std::byte* output, size_t offset, size_t n) {
+                        std::memcpy(output, from + offset, n);
+                      });
+  }
+
+  // ---- For owners: one slice ----
+
+  void begin(size_t c) {
+    const Range mine = part_of(bytes(c), channel_.me(), owners_);
+    std::vector<const void*> sources;
+    for (int m = 0; m < channel_.size(); ++m) sources.push_back(channel_.payload(m, number(c), bytes(c)) + mine.begin);
+    arithmetic_.fold_partly(slice(c), sources, mine.bytes());
+    if (way_ == Way::kRing) return send_along(c, 0);
+    for (int h = 0; h < group_.hosts(); ++h) {
+      if (h == group_.host()) continue;
+      Stream stream = peer(h);
+      const Range out = way_ == Way::kGather ? whole(c) : part(c, h),
+                  in = way_ == Way::kGather ? whole(c) : own_part(c);
+      end(c, h).sent = stream.send(slice(c) + out.begin, out.bytes());
+      end(c, h).received = stream.receive(incoming(c, h), in.bytes());
+    }
+  }
+
+  // With everything received that begin() asked for.
+  void reduce(size_t c) {
+    const Range own = way_ == Way::kGather ? whole(c) : own_part(c);
+    std::vector<const void*> sources;
+    for (int h = 0; h < group_.hosts(); ++h) {
+      sources.push_back(h == group_.host() ? slice(c) + own.begin : incoming(c, h));
+    }
+    arithmetic_.fold(slice(c) + own.begin, sources, own.bytes());
+    if (way_ == Way::kGather) return;
+    for (int h = 0; h < group_.hosts(); ++h) {
+      if (h == group_.host()) continue;
+      // The others' parts of our slice have been sent: their owners could not have answered otherwise.
+      Stream stream = peer(h);
+      end(c, h).sent = stream.send(slice(c) + own.begin, own.bytes());
+      end(c, h).received = stream.receive(slice(c) + part(c, h).begin, part(c, h).bytes());
+    }
+  }
+
+  // Ring: the number of trips, and what to do when the bytes of trip k have come.
+  int trips() const { return 2 * (group_.hosts() - 1); }
+  void pass_on(size_t c, int k) {
+    const int hosts = group_.hosts();
+    const Range got = ring_part(c, k + 1);
+    if (k < hosts - 1) {
+      const bool last = k == hosts - 2;  // all hosts are in it
+      const std::vector<const void*> sources = {incoming(c, 0), slice(c) + got.begin};
+      if (last) {
+        arithmetic_.fold(slice(c) + got.begin, sources, got.bytes());
+      } else {
+        arithmetic_.fold_partly(slice(c) + got.begin, sources, got.bytes());
+      }
+    }
+    if (k + 1 < trips()) send_along(c, k + 1);
+  }
+
+  Until received_from(size_t c, int h) { return peer(h).received(end(c, h).received); }
+  Until sent_to(size_t c, int h) { return peer(h).sent(end(c, h).sent); }
+  bool talks_to(int h) const { return h != group_.host(); }
+  int before() const { return (group_.host() + group_.hosts() - 1) % group_.hosts(); }
+  int after() const { return (group_.host() + 1) % group_.hosts(); }
+
+ private:
+  struct End {
+    uint64_t sent = 0, received = 0;
+  };
+  struct Round {
+    std::vector<End> ends;                  // by host
+    std::unique_ptr<std::byte[]> incoming;  // room_ bytes per host
+  };
+
+  // In trip k a host sends part (host - k); so it gets the part that the host before has in that trip.
+  Range ring_part(size_t c, int k) const {
+    const int hosts = group_.hosts();
+    return part(c, ((group_.host() - k) % hosts + hosts) % hosts);
+  }
+  void send_along(size_t c, int k) {
+    const Range out = ring_part(c, k), in = ring_part(c, k + 1);
+    const bool reducing = k < group_.hosts() - 1;
+    end(c, after()).sent = peer(after()).send(slice(c) + out.begin, out.bytes());
+    std::byte* const into = reducing ? incoming(c, 0) : slice(c) + in.begin;
+    end(c, before()).received = peer(before()).receive(into, in.bytes());
+  }
+
+  Range whole(size_t c) const { return {0, part_of(bytes(c), channel_.me(), owners_).bytes()}; }
+  Range part(size_t c, int h) const { return part_of(whole(c).bytes(), h, group_.hosts()); }
+  Range own_part(size_t c) const { return part(c, group_.host()); }
+  // Our slice of our own chunk: nobody else reads it there until it is published as reduced.
+  std::byte* slice(size_t c) {
+    return channel_.payload(channel_.me(), number(c), bytes(c)) + part_of(bytes(c), channel_.me(), owners_).begin;
+  }
+  Round& round(size_t c) { return rounds_[c % rounds_.size()]; }
+  End& end(size_t c, int h) { return round(c).ends[static_cast<size_t>(h)]; }
+  std::byte* incoming(size_t c, int h) { return round(c).incoming.get() + room_ * static_cast<size_t>(h); }
+  Stream peer(int h) const { return group_.stream(h, channel_.me()); }
+
+  const Group& group_;
+  Channel& channel_;
+  const Batch& batch_;
+  const Arithmetic arithmetic_;
+  Way way_ = Way::kGather;
+  int owners_ = 1;
+  size_t room_ = 0;
+  std::array<uint64_t, Channel::kSlots> numbers_{};
+  std::array<Round, Channel::kSlots> rounds_;
+};
+
+}  // namespace
+
+Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring) {
+  Channel& channel = group.channel();
+  Exchange exchange(group, batch, ring);
+  const size_t chunks = exchange.chunks();
+  const bool owns = exchange.owns();
+  for (size_t t = 0; chunks > 0 && t < chunks + 3; ++t) {
+    if (t < chunks) {
+      const uint64_t s = exchange.number(t) = channel.next_chunk();
+      for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
+      exchange.copy_in(t);
+      channel.publish(s, exchange.bytes(t));
+    }
+    if (t >= 1 && t - 1 < chunks && owns) {
+      for (int m = 0; m < channel.size(); ++m) co_await channel.published(m, exchange.number(t - 1));
+      exchange.begin(t - 1);
+    }
+    if (t >= 2 && t - 2 < chunks && owns) {
+      const size_t c = t - 2;
+      if (exchange.way() == Way::kRing) {
+        for (int k = 0; k < exchange.trips(); ++k) {
+          co_await exchange.received_from(c, exchange.before());
+          exchange.pass_on(c, k);
+        }
+      } else {
+        for (int h = 0; h < group.hosts(); ++h) {
+          if (!exchange.talks_to(h)) continue;
+          co_await exchange.received_from(c, h);
+          // Of a gather the whole slice is about to be overwritten.
+          if (exchange.way() == Way::kGather) co_await exchange.sent_to(c, h);
+        }
+        exchange.reduce(c);
+      }
+    }
+    if (t >= 3) {
+      const size_t c = t - 3;
+      if (owns) {
+        for (int h = 0; h < group.hosts() && exchange.way() == Way::kScatter; ++h) {
+          if (exchange.talks_to(h)) co_await exchange.received_from(c, h);
+        }
+        channel.publish_reduced(exchange.number(c));
+      }
+      for (int place = 0; place < exchange.owners(); ++place) {
+        co_await channel.reduced(place, exchange.number(c));
+        exchange.copy_out(c, place);
+      }
+      // The slot is used again when all are done with it; what we have sent from it must be out by then.
+      for (int h = 0; h < group.hosts() && owns; ++h) {
+        if (exchange.talks_to(h)) co_await exchange.sent_to(c, h);
+      }
+      channel.finish(exchange.number(c));
+      if (t + 1 < chunks + 3) co_await LetOthers{};
+    }
+  }
+}
+
+}  // namespace hvd

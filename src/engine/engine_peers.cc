@@ -1,0 +1,150 @@
+// Peers that are gone: noticing it, telling it, and saying why.
+#include <algorithm>
+
+#include "engine/engine.h"
+#include "engine/logging.h"
+
+namespace hvd {
+namespace {
+
+// A rank on another host that is gone has sent its last bytes. They are on their way, or lost with the connection.
+constexpr Nanoseconds kLastBytes = 1'000'000'000;
+
+}  // namespace
+
+// Gives up all batches, and says so to the peers, who may be waiting for our part in them.
+void Engine::break_down(int cause) {
+  if (broken_) return;
+  broken_ = true;
+  network_.abandon();
+  say_farewell(kBroken, origin_of(cause));
+  Failure failure{HVD_SYSTEM, ""};
+  if (cause == world_.rank) {
+    const std::lock_guard lock(mutex_);
+    failure = failure_.value_or(Failure{HVD_SYSTEM, "Horovod has been shut down after an internal error."});
+  } else {
+    failure = describe_gone(cause);
+  }
+  complete(executor_.abandon(), failure.status, failure.text);
+  fail(failure.status, failure.text, cause == world_.rank ? -1 : cause, true);
+}
+
+// Tells everyone that this rank takes part no longer.
+void Engine::say_farewell(RankState state, int cause) {
+  RankLine& mine = segment_->rank(world_.local_rank);
+  mine.cause.store(static_cast<uint64_t>(static_cast<int64_t>(cause)));
+  mine.state.store(state);
+  doorbells_.ring_all(interest::kAll);
+  if (network_.empty()) return;
+  if (!hosts_.alone()) hosts_.say_farewell(state, cause);
+  for (int r = 0; r < world_.size; ++r) {
+    if (Link* const link = network_.link(r)) link->say_bye(state, cause);
+  }
+}
+
+bool Engine::somebody_new_is_gone() const {
+  if (segment_->coordinator().departures.load() != seen_departures_ || network_.ended() != seen_ended_) return true;
+  const auto& here = world_.here();
+  return std::any_of(here.begin(), here.end(),
+                     [this](int rank) { return !known_gone_[static_cast<size_t>(rank)] && liveness_.gone(rank); });
+}
+
+// Takes note of connections that have ended, and of ranks that are gone although theirs has not.
+void Engine::look_at_connections() {
+  seen_departures_ = segment_->coordinator().departures.load();
+  seen_ended_ = network_.ended();
+  half_gone_ = 0;
+  for (int r = 0; r < world_.size; ++r) {
+    const Link* const link = network_.link(r);
+    if (link == nullptr) continue;
+    if (link->end() == Link::End::kBye) {
+      liveness_.connection_ended(r, link->bye_state(), link->bye_cause());
+    } else if (link->end() == Link::End::kLost) {
+      liveness_.connection_ended(r, kEnded, -1);
+    } else if (liveness_.gone(r)) {
+      Nanoseconds& since = silent_from_[static_cast<size_t>(r)];
+      const Nanoseconds now = settings_.now();
+      if (since == 0) since = now;
+      if (now - since < kLastBytes) ++half_gone_;
+    }
+  }
+}
+
+// Whether a task that waits for something from this rank waits in vain.
+bool Engine::nothing_comes_from(int rank) const {
+  if (!liveness_.gone(rank)) return false;
+  const Link* const link = network_.link(rank);
+  if (link == nullptr || link->end() != Link::End::kNone || liveness_.state(rank) == kSilent) return true;
+  const Nanoseconds since = silent_from_[static_cast<size_t>(rank)];
+  return since != 0 && settings_.now() - since >= kLastBytes;
+}
+
+// True if a peer was newly found gone.
+bool Engine::look_after_peers() {
+  if (half_gone_ > 0) look_at_connections();
+  if (!somebody_new_is_gone()) {
+    // Requests that we failed may be waited for by others, even by the one that we gave up: tell them.
+    if (failure_cause_ >= 0 && !broken_ && executor_.idle()) break_down(failure_cause_);
+    return false;
+  }
+  // Several may be gone at once, one because of the other: hear of all before blaming one. Who died comes first.
+  (void)liveness_.sleep(Sleeper::kWaiter, 0);
+  look_at_connections();
+  int blamed = -1;
+  for (int r = 0; r < world_.size; ++r) {
+    if (known_gone_[static_cast<size_t>(r)] || !liveness_.gone(r)) continue;
+    known_gone_[static_cast<size_t>(r)] = true;
+    const RankState state = liveness_.state(r);
+    if (blamed < 0 || (state != kDeparted && state != kBroken)) blamed = r;
+  }
+  if (blamed < 0) return false;
+  // What it put into the log and the channels before it went still counts.
+  while (progress()) {
+  }
+  const Failure failure = describe_gone(blamed);
+  log(LogLevel::kDebug, failure.text);
+  fail(failure.status, failure.text, blamed);
+  return true;
+}
+
+// Ranks give up because of each other. Follows that chain to the one with whom it began, or to ourselves.
+int Engine::origin_of(int rank) const {
+  for (int steps = 0; steps < world_.size && rank != world_.rank; ++steps) {
+    if (liveness_.state(rank) != kBroken) break;
+    const int cause = liveness_.cause(rank);
+    if (cause < 0 || cause == rank) break;
+    rank = cause;
+  }
+  return rank;
+}
+
+Engine::Failure Engine::describe_gone(int rank) const {
+  const RankState state = liveness_.state(rank);
+  const std::string who = world_.describe(rank);
+  if (state == kDeparted) {
+    return {HVD_SHUT_DOWN, "Horovod has been shut down. " + who + " has called shutdown() or exited."};
+  }
+  if (state == kBroken) {
+    const int origin = origin_of(rank);
+    if (origin == world_.rank) {
+      return {HVD_PEER_LOST, "Horovod has been shut down because " + who +
+                                 " gave up on this rank: it had seen no heartbeat from it. Was this process stopped?"};
+    }
+    if (origin != rank && liveness_.gone(origin)) return describe_gone(origin);
+    if (origin != rank) {
+      return {HVD_PEER_LOST, "Horovod has been shut down because " + world_.describe(origin) +
+                                 " died or has shown no heartbeat, as " + who + " found."};
+    }
+    return {HVD_PEER_LOST, "Horovod has been shut down because " + who + " gave up after an error."};
+  }
+  if (state == kSilent) {
+    return {HVD_PEER_LOST, "Horovod has been shut down because " + who + " has shown no heartbeat for " +
+                               std::to_string(static_cast<int64_t>(settings_.heartbeat_timeout)) +
+                               " s: it is stopped, swapped out, or hangs in the kernel" +
+                               (world_.is_local(rank) ? "." : ", or the network to its host is down.")};
+  }
+  return {HVD_PEER_LOST, "Horovod has been shut down because " + who +
+                             " died: its process ended without shutdown(). Its own output says why."};
+}
+
+}  // namespace hvd

@@ -1,0 +1,342 @@
+#include "transport/link.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace hvd {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "headers go over the wire as they lie in memory");
+
+constexpr size_t kStaging = 64 << 10;
+// From here on bytes are read straight to where they belong, not by way of the staging buffer.
+constexpr size_t kReadInPlace = 16 << 10;
+constexpr size_t kFramesPerWrite = 32;
+// A credit is worth a frame only when it lets the sender go on for a while.
+constexpr uint64_t kCreditStep = Link::kWindow / 4;
+
+}  // namespace
+
+void check_frame(const FrameHeader& header) {
+  const bool known = header.kind >= FrameHeader::kData && header.kind <= FrameHeader::kBye;
+  if (!known) throw BadFrame("kind " + std::to_string(header.kind));
+  if (header.lane >= static_cast<uint32_t>(Segment::kMaxSets)) throw BadFrame("lane " + std::to_string(header.lane));
+  if (header.kind == FrameHeader::kData && (header.value == 0 || header.value > FrameHeader::kMostBytes)) {
+    throw BadFrame(std::to_string(header.value) + " bytes in one frame");
+  }
+  if (header.kind == FrameHeader::kBye && header.value != kDeparted && header.value != kBroken) {
+    throw BadFrame("a last word of " + std::to_string(header.value));
+  }
+}
+
+Link::Link(int rank, int fd, Counters& counters, std::vector<Link*>& dirty)
+    : rank_(rank),
+      fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)),
+      counters_(counters),
+      dirty_links_(dirty),
+      lanes_(Segment::kMaxSets) {
+  if (fd_ < 0) throw SystemError("can't keep the connection with rank " + std::to_string(rank));
+  if (fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK) != 0) {
+    SystemError error("can't use the connection with rank " + std::to_string(rank));
+    close(fd_);
+    throw error;
+  }
+  staging_.resize(kStaging);
+}
+
+Link::~Link() { close(fd_); }
+
+Link::Lane& Link::at(int lane) {
+  std::unique_ptr<Lane>& found = lanes_[static_cast<size_t>(lane)];
+  if (!found) found = std::make_unique<Lane>();
+  return *found;
+}
+
+void Link::touch() {
+  if (dirty_ || closed_) return;
+  dirty_ = true;
+  dirty_links_.push_back(this);
+}
+
+// ---- Sending --------------------------------------------------------------------------------------------------------
+
+uint64_t Link::send(int lane_id, const std::byte* data, size_t bytes) {
+  Lane& lane = at(lane_id);
+  if (bytes == 0 || abandoned_) return lane.queued;
+  if (lane.out.empty()) sending_.push_back(lane_id);
+  lane.out.push_back({data, bytes});
+  lane.queued += bytes;
+  touch();
+  return lane.queued;
+}
+
+// Turns what may be sent into frames, one per lane and turn.
+void Link::fill_frames() {
+  for (const int lane_id : std::exchange(crediting_, {})) {
+    Lane& lane = at(lane_id);
+    lane.credited = lane.received.load();
+    outgoing_.push_back({{FrameHeader::kCredit, static_cast<uint32_t>(lane_id), 0, lane.credited}, nullptr, 0});
+  }
+  size_t turn = 0;
+  while (outgoing_.size() < kFramesPerWrite && turn < sending_.size()) {
+    const int lane_id = sending_[turn];
+    Lane& lane = at(lane_id);
+    const uint64_t room = lane.taken_by_peer + kWindow - lane.framed;
+    if (room == 0) {
+      ++turn;
+      continue;
+    }
+    Span<const std::byte>& front = lane.out.front();
+    const uint64_t bytes = std::min({static_cast<uint64_t>(front.bytes), room, FrameHeader::kMostBytes});
+    outgoing_.push_back({{FrameHeader::kData, static_cast<uint32_t>(lane_id), bytes, lane.framed}, front.data, 0});
+    lane.framed += bytes;
+    front.data += bytes;
+    front.bytes -= bytes;
+    if (front.bytes == 0) lane.out.pop_front();
+    // The lane goes to the end of the queue, or leaves it.
+    std::rotate(sending_.begin() + static_cast<ptrdiff_t>(turn), sending_.begin() + static_cast<ptrdiff_t>(turn) + 1,
+                sending_.end());
+    if (lane.out.empty()) sending_.pop_back();
+  }
+}
+
+bool Link::write() {
+  bool moved = false;
+  while (!closed_ && end_ != End::kLost) {
+    if (!said_bye_ && !abandoned_ && outgoing_.size() < kFramesPerWrite / 2) fill_frames();
+    if (outgoing_.empty()) {
+      if (said_bye_ && !std::exchange(ended_writing_, true)) shutdown(fd_, SHUT_WR);
+      return moved;
+    }
+    std::array<iovec, 2 * kFramesPerWrite> parts;
+    size_t count = 0;
+    for (const Frame& frame : outgoing_) {
+      if (count + 2 > parts.size()) break;
+      if (frame.done < sizeof frame.header) {
+        parts[count++] = {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(&frame.header)) + frame.done,
+                          sizeof frame.header - frame.done};
+      }
+      if (frame.payload == nullptr) continue;
+      const size_t skip = frame.done > sizeof frame.header ? frame.done - sizeof frame.header : 0;
+      parts[count++] = {const_cast<std::byte*>(frame.payload) + skip, frame.header.value - skip};
+    }
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) lose(std::strerror(errno));
+      return moved;
+    }
+    moved = true;
+    counters_.net_bytes_out.add(static_cast<uint64_t>(n));
+    for (auto left = static_cast<size_t>(n); left > 0;) {
+      Frame& frame = outgoing_.front();
+      const size_t step = std::min(left, frame.bytes() - frame.done);
+      const size_t payload_before = std::max(frame.done, sizeof frame.header);
+      frame.done += step;
+      left -= step;
+      if (frame.payload != nullptr && frame.done > payload_before) {
+        Flag& sent = at(static_cast<int>(frame.header.lane)).sent;
+        sent.store(sent.load() + (frame.done - payload_before));
+        counters_.net_payload_out.add(frame.done - payload_before);
+      }
+      if (frame.done == frame.bytes()) {
+        counters_.net_frames_out.add();
+        outgoing_.pop_front();
+      }
+    }
+  }
+  return moved;
+}
+
+void Link::say_bye(RankState state, int cause) {
+  if (said_bye_ || closed_ || end_ == End::kLost) return;
+  outgoing_.push_back(
+      {{FrameHeader::kBye, 0, static_cast<uint64_t>(state), static_cast<uint64_t>(static_cast<int64_t>(cause))},
+       nullptr,
+       0});
+  said_bye_ = true;
+  (void)write();
+}
+
+void Link::abandon() {
+  abandoned_ = true;
+  // Whole frames that have not begun are simply not sent. One that has can't be ended: its memory is not ours any more.
+  while (!outgoing_.empty() && outgoing_.back().done == 0) outgoing_.pop_back();
+  if (!outgoing_.empty() && outgoing_.front().payload != nullptr) {
+    outgoing_.clear();
+    lose("given up in the middle of a transfer");
+    shutdown(fd_, SHUT_RDWR);
+  }
+  for (const auto& lane : lanes_) {
+    if (!lane) continue;
+    lane->out.clear();
+    lane->into.clear();
+  }
+  sending_.clear();
+}
+
+// ---- Receiving ------------------------------------------------------------------------------------------------------
+
+uint64_t Link::receive(int lane_id, std::byte* into, size_t bytes) {
+  Lane& lane = at(lane_id);
+  if (bytes == 0 || abandoned_) return lane.posted;
+  lane.posted += bytes;
+  const uint64_t end = lane.posted;
+  // What has come early is moved now.
+  while (bytes > 0 && !lane.early.empty()) {
+    std::vector<std::byte>& first = lane.early.front();
+    const size_t n = std::min(bytes, first.size() - lane.early_skip);
+    std::memcpy(into, first.data() + lane.early_skip, n);
+    into += n;
+    bytes -= n;
+    lane.early_skip += n;
+    lane.received.store(lane.received.load() + n);
+    if (lane.early_skip == first.size()) {
+      lane.early.pop_front();
+      lane.early_skip = 0;
+    }
+  }
+  if (bytes > 0) lane.into.push_back({into, bytes});
+  give_credit(lane_id, lane);
+  return end;
+}
+
+void Link::give_credit(int lane_id, Lane& lane) {
+  if (lane.received.load() - lane.credited < kCreditStep || end_ != End::kNone) return;
+  if (std::find(crediting_.begin(), crediting_.end(), lane_id) == crediting_.end()) crediting_.push_back(lane_id);
+  touch();
+}
+
+void Link::lose(const std::string& why) {
+  if (end_ == End::kNone) {
+    end_ = End::kLost;
+    lost_because_ = why;
+  }
+  closed_ = true;
+}
+
+bool Link::read() {
+  bool moved = false;
+  while (!closed_) {
+    // The rest of a large payload goes straight to its place, if that is known.
+    std::byte* into = staging_.data();
+    size_t room = staging_.size();
+    Lane* lane = nullptr;
+    if (payload_left_ >= kReadInPlace && !abandoned_) {
+      lane = &at(static_cast<int>(header_.lane));
+      if (!lane->into.empty() && lane->into.front().bytes >= kReadInPlace) {
+        into = lane->into.front().data;
+        room = std::min(static_cast<size_t>(payload_left_), lane->into.front().bytes);
+      } else {
+        lane = nullptr;
+      }
+    }
+    const ssize_t n = recv(fd_, into, room, 0);
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) lose(std::strerror(errno));
+      return moved;
+    }
+    if (n == 0) {
+      lose("the connection was closed");
+      return true;
+    }
+    moved = true;
+    auto bytes = static_cast<size_t>(n);
+    if (lane != nullptr) {
+      payload_left_ -= bytes;
+      lane->arrived += bytes;
+      Span<std::byte>& front = lane->into.front();
+      front.data += bytes;
+      front.bytes -= bytes;
+      if (front.bytes == 0) lane->into.pop_front();
+      lane->received.store(lane->received.load() + bytes);
+      give_credit(static_cast<int>(header_.lane), *lane);
+      continue;
+    }
+    const std::byte* data = staging_.data();
+    while (bytes > 0) {
+      const size_t taken = take(data, bytes);
+      data += taken;
+      bytes -= taken;
+    }
+    if (static_cast<size_t>(n) < room) return moved;  // the socket is empty
+  }
+  return moved;
+}
+
+// Takes some bytes of a header or of a payload.
+size_t Link::take(const std::byte* data, size_t bytes) {
+  if (payload_left_ > 0) {
+    const size_t n = std::min<size_t>(bytes, payload_left_);
+    payload_left_ -= n;
+    if (abandoned_) return n;
+    Lane& lane = at(static_cast<int>(header_.lane));
+    lane.arrived += n;
+    place(lane, data, n);
+    give_credit(static_cast<int>(header_.lane), lane);
+    return n;
+  }
+  const size_t n = std::min(bytes, sizeof header_ - header_bytes_);
+  std::memcpy(reinterpret_cast<std::byte*>(&header_) + header_bytes_, data, n);
+  header_bytes_ += n;
+  if (header_bytes_ == sizeof header_) {
+    header_bytes_ = 0;
+    handle_header();
+  }
+  return n;
+}
+
+void Link::handle_header() {
+  check_frame(header_);
+  if (end_ == End::kBye) throw BadFrame("something after the last word");
+  if (header_.kind == FrameHeader::kBye) {
+    end_ = End::kBye;
+    bye_state_ = static_cast<RankState>(header_.value);
+    bye_cause_ = static_cast<int>(static_cast<int64_t>(header_.position));
+    return;
+  }
+  Lane& lane = at(static_cast<int>(header_.lane));
+  if (header_.kind == FrameHeader::kCredit) {
+    if (header_.position < lane.taken_by_peer || header_.position > lane.framed) {
+      throw BadFrame("a credit up to " + std::to_string(header_.position) + " of " + std::to_string(lane.framed));
+    }
+    lane.taken_by_peer = header_.position;
+    if (!sending_.empty()) touch();
+    return;
+  }
+  if (header_.position != lane.arrived) {
+    throw BadFrame("bytes at " + std::to_string(header_.position) + " where " + std::to_string(lane.arrived) +
+                   " was expected");
+  }
+  if (lane.arrived + header_.value > lane.credited + kWindow) throw BadFrame("more bytes than were granted");
+  payload_left_ = header_.value;
+}
+
+void Link::place(Lane& lane, const std::byte* data, size_t bytes) {
+  while (bytes > 0 && !lane.into.empty()) {
+    Span<std::byte>& front = lane.into.front();
+    const size_t n = std::min(bytes, front.bytes);
+    std::memcpy(front.data, data, n);
+    data += n;
+    bytes -= n;
+    front.data += n;
+    front.bytes -= n;
+    if (front.bytes == 0) lane.into.pop_front();
+    lane.received.store(lane.received.load() + n);
+  }
+  if (bytes > 0) lane.early.emplace_back(data, data + bytes);
+}
+
+}  // namespace hvd

@@ -1,0 +1,149 @@
+// One TCP connection to a rank on another host.
+//
+// Words. A link carries one *lane* per process set: an ordered stream of bytes in each direction, without boundaries.
+// Both ends run the same collective on the same lane, so both know how many bytes come next and where they belong.
+//
+// On the wire there are frames: a header, and for kData its bytes. Frames of different lanes take turns, and a lane may
+// be at most kWindow bytes ahead of what its receiver has asked for. So what comes early fits into kWindow of memory,
+// every socket is always read to its end, and a lane that nobody looks at can't hold up another one.
+//
+// Nothing is copied on the way out, nor on the way in if receive() was called before the bytes came. Memory given to
+// send() or receive() belongs to the link until `sent` or `received` has reached the position that was returned.
+//
+// Used by the driver alone.
+#ifndef HOROVOD_TRANSPORT_LINK_H_
+#define HOROVOD_TRANSPORT_LINK_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/counters.h"
+#include "transport/errors.h"
+#include "transport/segment.h"
+
+namespace hvd {
+
+// Bytes came over a connection that no rank of this version sends.
+struct BadFrame : Error {
+  explicit BadFrame(const std::string& what) : Error(HVD_SYSTEM, "a frame between hosts makes no sense: " + what) {}
+};
+
+struct FrameHeader {
+  enum Kind : uint32_t {
+    kData = 1,    // `value` bytes follow; they begin at `position` of the lane
+    kCredit = 2,  // the sender of this frame has taken in `position` bytes of the lane
+    kBye = 3,     // the last frame: `value` is the sender's RankState, `position` the rank because of which
+  };
+  static constexpr uint64_t kMostBytes = 256 << 10;
+
+  uint32_t kind = 0;
+  uint32_t lane = 0;
+  uint64_t value = 0;
+  uint64_t position = 0;
+};
+static_assert(sizeof(FrameHeader) == 24);
+
+// Throws BadFrame if no sender of this version would send that.
+void check_frame(const FrameHeader& header);
+
+class Link {
+ public:
+  static constexpr uint64_t kWindow = 2 << 20;
+
+  // Duplicates the descriptor. Links with something to write put themselves into `dirty`. Throws SystemError.
+  Link(int rank, int fd, Counters& counters, std::vector<Link*>& dirty);
+  ~Link();
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  // Queue bytes to be sent, or memory to be filled. Return the position of their end, for sent() and received().
+  uint64_t send(int lane, const std::byte* data, size_t bytes);
+  uint64_t receive(int lane, std::byte* into, size_t bytes);
+  const Flag& sent(int lane) { return at(lane).sent; }
+  const Flag& received(int lane) { return at(lane).received; }
+
+  // Say the last word, as far as the socket takes it at once.
+  void say_bye(RankState state, int cause);
+  // Lets go of all memory that was given to send() and receive(). The link is of no more use.
+  void abandon();
+
+  // Move what the socket takes or has. True if anything moved. Throw BadFrame.
+  bool write();
+  bool read();
+  // Whether write() has left something because the socket is full.
+  bool blocked() const { return !outgoing_.empty() && !closed_; }
+  void clean() { dirty_ = false; }
+
+  // What came last: kBye's content, or the end of the connection.
+  enum class End { kNone, kBye, kLost };
+  End end() const { return end_; }
+  RankState bye_state() const { return bye_state_; }
+  int bye_cause() const { return bye_cause_; }
+  const std::string& lost_because() const { return lost_because_; }
+  bool closed() const { return closed_; }
+
+  int rank() const { return rank_; }
+  int fd() const { return fd_; }
+
+ private:
+  template <typename Byte>
+  struct Span {
+    Byte* data;
+    size_t bytes;
+  };
+  struct Lane {
+    // Outgoing. framed <= queued, framed <= taken_by_peer + kWindow.
+    std::deque<Span<const std::byte>> out;
+    uint64_t queued = 0, framed = 0, taken_by_peer = 0;
+    Flag sent{0};
+    // Incoming. Bytes up to `received` are in place; those up to `arrived` beyond it wait in `early`.
+    std::deque<Span<std::byte>> into;
+    uint64_t posted = 0, arrived = 0, credited = 0;
+    Flag received{0};
+    std::deque<std::vector<std::byte>> early;
+    size_t early_skip = 0;  // of the first of them
+  };
+  struct Frame {
+    FrameHeader header;
+    const std::byte* payload = nullptr;
+    size_t done = 0;  // of header and payload together
+    size_t bytes() const { return sizeof header + (payload == nullptr ? 0 : header.value); }
+  };
+
+  Lane& at(int lane);
+  void fill_frames();
+  void give_credit(int lane_id, Lane& lane);
+  void touch();
+  void lose(const std::string& why);
+  size_t take(const std::byte* data, size_t bytes);
+  void handle_header();
+  void place(Lane& lane, const std::byte* data, size_t bytes);
+
+  const int rank_, fd_;
+  Counters& counters_;
+  std::vector<Link*>& dirty_links_;
+  bool dirty_ = false;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<int> sending_;  // lanes that have bytes to frame, in turns
+  std::vector<int> crediting_;
+  std::deque<Frame> outgoing_;
+  bool abandoned_ = false, said_bye_ = false, closed_ = false, ended_writing_ = false;
+
+  // Incoming: the header that is being read, and how much of its payload is still to come.
+  FrameHeader header_;
+  size_t header_bytes_ = 0;
+  uint64_t payload_left_ = 0;
+  std::vector<std::byte> staging_;
+  End end_ = End::kNone;
+  RankState bye_state_ = kAlive;
+  int bye_cause_ = -1;
+  std::string lost_because_;
+};
+
+}  // namespace hvd
+#endif  // HOROVOD_TRANSPORT_LINK_H_

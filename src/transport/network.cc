@@ -1,0 +1,156 @@
+#include "transport/network.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace hvd {
+
+Network::Network(const std::vector<int>& links, const std::vector<int>& controls, Counters& counters)
+    : links_(links.size()), controls_(controls.size()), index_of_link_(links.size()) {
+  for (size_t r = 0; r < links.size(); ++r) {
+    if (links[r] < 0) continue;
+    links_[r] = std::make_unique<Link>(static_cast<int>(r), links[r], counters, dirty_);
+    index_of_link_[r] = watched_.size();
+    watched_.push_back({links_[r].get(), nullptr});
+  }
+  for (size_t h = 0; h < controls.size(); ++h) {
+    if (controls[h] < 0) continue;
+    controls_[h] = std::make_unique<Records>(controls[h], counters);
+    watched_.push_back({nullptr, controls_[h].get()});
+  }
+  if (watched_.empty()) return;
+  epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  if (epoll_ < 0) throw SystemError("can't create an epoll descriptor");
+  try {
+    for (Watched& watched : watched_) watch(watched, false);
+  } catch (...) {
+    close(epoll_);
+    throw;
+  }
+}
+
+Network::~Network() {
+  if (epoll_ >= 0) close(epoll_);
+}
+
+std::vector<int> Network::descriptors() const {
+  std::vector<int> all;
+  if (epoll_ >= 0) all.push_back(epoll_);
+  for (const Watched& watched : watched_) {
+    all.push_back(watched.link != nullptr ? watched.link->fd() : watched.records->fd());
+  }
+  return all;
+}
+
+void Network::watch(Watched& watched, bool for_writing) {
+  if (watched.watched && watched.for_writing == for_writing) return;
+  epoll_event event{};
+  event.events = for_writing ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  event.data.u64 = static_cast<uint64_t>(&watched - watched_.data());
+  const int fd = watched.link != nullptr ? watched.link->fd() : watched.records->fd();
+  if (epoll_ctl(epoll_, watched.watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event) != 0) {
+    throw SystemError("can't watch a connection (epoll_ctl)");
+  }
+  watched.watched = true;
+  watched.for_writing = for_writing;
+}
+
+bool Network::poll() {
+  if (epoll_ < 0) return false;
+  bool moved = false;
+  for (const Watched& watched : watched_) {
+    if (watched.records != nullptr && watched.records->has_output() && !watched.for_writing) {
+      moved |= serve(static_cast<size_t>(&watched - watched_.data()), false);
+    }
+  }
+  for (Link* link : std::exchange(dirty_, {})) {
+    link->clean();
+    moved |= serve(index_of_link_[static_cast<size_t>(link->rank())], false);
+  }
+  epoll_event events[64];
+  const int n = epoll_wait(epoll_, events, 64, 0);
+  for (int i = 0; i < n; ++i) moved |= serve(events[i].data.u64, true);
+  return moved;
+}
+
+bool Network::serve(size_t index, bool readable) {
+  Watched& watched = watched_[index];
+  bool moved = false;
+  bool blocked = false;
+  bool over = false;
+  bool closed = false;
+  if (watched.link != nullptr) {
+    Link& link = *watched.link;
+    try {
+      if (readable) moved |= link.read();
+      moved |= link.write();
+    } catch (const BadFrame& error) {
+      throw Error(error.status,
+                  std::string(error.what()) + ", on the connection with rank " + std::to_string(link.rank()));
+    }
+    blocked = link.blocked();
+    over = link.end() != Link::End::kNone;
+    closed = link.closed();
+  } else {
+    if (readable) moved |= watched.records->read();
+    moved |= watched.records->write();
+    blocked = watched.records->has_output();
+    over = closed = watched.records->lost();
+  }
+  if (over && !watched.counted) {
+    watched.counted = true;
+    ++ended_;
+    moved = true;
+  }
+  if (closed) {
+    // It stays readable for ever. The descriptor itself is closed with the network.
+    const int fd = watched.link != nullptr ? watched.link->fd() : watched.records->fd();
+    if (watched.watched) epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
+    watched.watched = watched.for_writing = false;
+    shutdown(fd, SHUT_RDWR);
+  } else if (blocked != watched.for_writing) {
+    watch(watched, blocked);
+  }
+  return moved;
+}
+
+void Network::abandon() {
+  for (const auto& link : links_) {
+    if (link) link->abandon();
+  }
+}
+
+void Network::take_leave(int timeout_ms) {
+  if (epoll_ < 0) return;
+  for (const auto& records : controls_) {
+    if (records && !records->lost()) {
+      (void)records->write();
+      if (!records->has_output()) records->close_writing();
+    }
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  const auto still_open = [](const Watched& watched) {
+    return watched.link != nullptr ? !watched.link->closed() : !watched.records->lost();
+  };
+  while (std::any_of(watched_.begin(), watched_.end(), still_open)) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return;
+    epoll_event events[64];
+    const int n = epoll_wait(epoll_, events, 64, static_cast<int>(left.count()));
+    for (int i = 0; i < n; ++i) {
+      try {
+        (void)serve(events[i].data.u64, true);
+      } catch (const Error&) {
+        return;  // what comes now is of no interest
+      }
+    }
+  }
+}
+
+}  // namespace hvd

@@ -1,0 +1,64 @@
+// All connections of this rank to other hosts: its links, and the control connections if it speaks for its host.
+//
+// One epoll descriptor watches them all; it is itself watched where the engine sleeps. Used by the driver alone, except
+// fd().
+#ifndef HOROVOD_TRANSPORT_NETWORK_H_
+#define HOROVOD_TRANSPORT_NETWORK_H_
+
+#include <memory>
+#include <vector>
+
+#include "transport/link.h"
+#include "transport/records.h"
+
+namespace hvd {
+
+class Network {
+ public:
+  // links: by rank, controls: by host; -1 where there is none. Throws SystemError.
+  Network(const std::vector<int>& links, const std::vector<int>& controls, Counters& counters);
+  ~Network();
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  bool empty() const { return epoll_ < 0; }
+  // Readable when poll() has something to do.
+  int fd() const { return epoll_; }
+  // Moves what can be moved. True if anything did. Throws BadFrame, which names the rank.
+  bool poll();
+
+  // Null where there is none.
+  Link* link(int rank) const { return links_[static_cast<size_t>(rank)].get(); }
+  Records* control(int host) const { return controls_[static_cast<size_t>(host)].get(); }
+
+  // Sends what was queued, and waits a little until the others have taken leave too: then nothing that is under way can
+  // be lost by closing.
+  void take_leave(int timeout_ms);
+  void abandon();
+
+  // How many connections have ended, by a last word or without: grows.
+  int ended() const { return ended_; }
+
+  std::vector<int> descriptors() const;
+
+ private:
+  struct Watched {
+    Link* link = nullptr;
+    Records* records = nullptr;
+    bool for_writing = false, counted = false, watched = false;
+  };
+
+  void watch(Watched& watched, bool for_writing);
+  bool serve(size_t index, bool readable);
+
+  std::vector<std::unique_ptr<Link>> links_;        // by rank
+  std::vector<std::unique_ptr<Records>> controls_;  // by host
+  std::vector<Watched> watched_;
+  std::vector<size_t> index_of_link_;
+  std::vector<Link*> dirty_;
+  int epoll_ = -1;
+  int ended_ = 0;
+};
+
+}  // namespace hvd
+#endif  // HOROVOD_TRANSPORT_NETWORK_H_
