@@ -194,7 +194,6 @@ def _start(comm: Any, asked_for: Any) -> None:
                 local_size=identity.local_size,
                 cross_rank=identity.cross_rank,
                 cross_size=identity.cross_size,
-                host=identity.host,
                 hosts=table.hosts,
                 host_of=table.host_of,
                 pids=table.pids,

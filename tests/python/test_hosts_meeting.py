@@ -5,9 +5,11 @@ import select
 import socket
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from ranks import run_ranks
 
+import horovod.numpy as hvd
 from horovod.common.environment import read_identity, read_network, read_tunables
 from horovod.common.rendezvous.meeting import meet
 from horovod.common.rendezvous.wiring import Wiring
@@ -68,3 +70,18 @@ def test_every_rank_is_connected_to_those_of_other_hosts(hosts: list[int]) -> No
             assert controls == {0: b"rank 0."}
         else:
             assert controls == {}
+
+
+def init_and_add() -> float:
+    hvd.init()
+    assert hvd.is_homogeneous() == (os.environ["HOMOGENEOUS"] == "1")
+    return float(hvd.allreduce(np.full(1000, hvd.rank() + 1.0), op=hvd.Sum)[999])
+
+
+@pytest.mark.parametrize("hosts", [[1, 1], [2, 2], [3, 1], [1, 2, 1]], ids=str)
+def test_their_engines_run_together(hosts: list[int]) -> None:
+    size = sum(hosts)
+    homogeneous = str(int(len(set(hosts)) == 1))
+    assert (
+        run_ranks(size, init_and_add, hosts=hosts, env={"HOMOGENEOUS": homogeneous}) == [size * (size + 1) / 2] * size
+    )
