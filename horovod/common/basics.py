@@ -21,6 +21,7 @@ class _Process:
 
     lock: threading.RLock
     identity: Identity | None = None  # while the engine runs
+    is_homogeneous: bool = True
     last_generation: int = 0
     forked: bool = False  # this is a child of a process whose engine ran
 
@@ -100,8 +101,8 @@ class HorovodBasics:
 
     def is_homogeneous(self) -> bool:
         """Whether every host runs the same number of processes."""
-        identity = _identity()
-        return identity.local_size * identity.cross_size == identity.size
+        _identity()
+        return _process.is_homogeneous
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> NoReturn:
         """Would write a timeline, which this version can't.
@@ -210,7 +211,7 @@ def _start(comm: Any, asked_for: Any) -> None:
         except BaseException:
             _core.shutdown()
             raise
-    _process.identity = identity
+    _process.identity, _process.is_homogeneous = identity, table.is_homogeneous()
     process_sets.register(sets, identity.rank, identity.size)
     names.restart_counting()
 

@@ -111,6 +111,7 @@ class RendezvousServer:
 
     Attributes:
         loop: In which it runs.
+        tell: Called with what an administrator should know.
         bytes_sent: What was said to leaders, in bytes, over all attempts.
     """
 
@@ -131,7 +132,7 @@ class RendezvousServer:
         """
         self.bytes_sent = 0
         self.loop = Loop()
-        self._tell = tell
+        self.tell = tell
         self._told_strangers = 0
         self._host_of_rank = host_of_rank
         self._attempt: _Attempt | None = None
@@ -243,7 +244,7 @@ class RendezvousServer:
         self._told_strangers += 1
         if self._told_strangers <= _TOLD_STRANGERS:
             last = " (further ones are not told)" if self._told_strangers == _TOLD_STRANGERS else ""
-            self._tell(f"rendezvous: turned a connection from {peer} away: {reason}{last}")
+            self.tell(f"rendezvous: turned a connection from {peer} away: {reason}{last}")
 
     # ---- What becomes of it ------------------------------------------------------------------------------------------
 

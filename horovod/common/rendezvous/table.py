@@ -32,6 +32,10 @@ class Table:
         """The lowest rank of each host, which is its local rank 0."""
         return [self.host_of.index(host) for host in range(len(self.hosts))]
 
+    def is_homogeneous(self) -> bool:
+        """Whether every host has the same number of ranks."""
+        return len(set(Counter(self.host_of).values())) == 1
+
     def describe(self, rank: int) -> str:
         """A rank in words."""
         host = self.host_of[rank]
