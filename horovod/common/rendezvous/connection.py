@@ -137,6 +137,9 @@ class Connection:
                     part = self._sock.recv(min(self._needed - len(self._received), _CHUNK))
                 except BlockingIOError:
                     return
+                except ConnectionError:  # a process that dies with something unread
+                    self._lose("the connection was closed")
+                    return
                 except OSError as error:
                     self._lose(f"the connection failed: {error.strerror or error}")
                     return

@@ -99,7 +99,9 @@ class _Attempt:
         self.timer: Timer | None = None
 
     def hosts(self) -> list[Host]:
-        return [Host(leader.hello, leader.report) for leader in self.leaders.values() if leader.report]
+        """Those whose ranks are all there, in the order of their ranks."""
+        leaders = [leader for _, leader in sorted(self.leaders.items())]
+        return [Host(leader.hello, leader.report) for leader in leaders if leader.report]
 
     def is_everyone_there(self) -> bool:
         hosts = self.hosts()
