@@ -93,6 +93,8 @@ class _Attempt:
     def __init__(self, timeout: float) -> None:
         self.state = _State.GATHERING
         self.leaders: dict[int, _Leader] = {}  # by rank
+        self.leader_of_host: dict[str, _Leader] = {}
+        self.holders: dict[int, _Leader] = {}  # by rank, of all ranks that were reported
         self.timeout = timeout
         # Leaders give up after their own time, with what they know; the server after them.
         self.deadline = time.monotonic() + timeout
@@ -103,9 +105,20 @@ class _Attempt:
         leaders = [leader for _, leader in sorted(self.leaders.items())]
         return [Host(leader.hello, leader.report) for leader in leaders if leader.report]
 
+    def first(self) -> _Leader:
+        return next(iter(self.leaders.values()))
+
+    def add(self, leader: _Leader) -> None:
+        self.leaders[leader.hello.place.rank] = leader
+        self.leader_of_host[leader.hello.place.host] = leader
+
+    def in_the_way(self, hello: HostHello) -> list[HostHello]:
+        """Those whom a newcomer may contradict: the first one, who stands for all, its namesake and its double."""
+        candidates = (self.first(), self.leaders.get(hello.place.rank), self.leader_of_host.get(hello.place.host))
+        return [leader.hello for leader in candidates if leader is not None]
+
     def is_everyone_there(self) -> bool:
-        hosts = self.hosts()
-        return bool(hosts) and sum(len(host.report.members) for host in hosts) == hosts[0].leader.size
+        return len(self.holders) == self.first().hello.place.size
 
 
 class RendezvousServer:
@@ -182,7 +195,7 @@ class RendezvousServer:
         if kind is not Kind.HELLO:
             raise ProtocolError(f"expected HELLO, got {kind.name}")
         attempt = self._attempt
-        first = next(iter(attempt.leaders.values())).hello if attempt else None
+        first = attempt.first().hello if attempt else None
         try:
             if first is not None:
                 check_version(f"rank {claim.sender}", read_version(body), first.place, first.version)
@@ -201,14 +214,14 @@ class RendezvousServer:
             return
         attempt = self._attempt_or_new(hello)
         leader = _Leader(hello, connection)
-        attempt.leaders[hello.place.rank] = leader
+        attempt.add(leader)
         connection.on_frame = lambda kind, body: self._on_frame(leader, kind, body)
         connection.on_closed = lambda reason: self._on_lost(leader, reason)
         self._say([leader], Kind.ACCEPTED, encode_accepted(max(0.0, attempt.deadline - time.monotonic())))
 
     def _check_newcomer(self, hello: HostHello) -> None:
         attempt = self._attempt
-        check_host(hello, [leader.hello for leader in attempt.leaders.values()] if attempt else [])
+        check_host(hello, attempt.in_the_way(hello) if attempt else [])
         if attempt is not None and attempt.state is not _State.GATHERING:
             raise HorovodInternalError(
                 f"init: {hello.place}, pid {hello.pid}, came when all ranks were there already. Each rank must be "
@@ -232,10 +245,12 @@ class RendezvousServer:
             raise ProtocolError(f"it said {kind.name} when the job was {attempt.state.value}")
         if kind is Kind.REPORT:
             report = Report.decode(body)
-            others = attempt.hosts()
-            leader.report = report
+            holders = {attempt.holders.get(member.rank) for member in report.members}
+            others = [Host(other.hello, other.report) for other in holders if other and other.report]
             if not self._check(lambda: check_members(Host(leader.hello, report), others)):
                 return
+            leader.report = report
+            attempt.holders.update((member.rank, leader) for member in report.members)
         leader.has_said_it = True
         self._go_on(attempt)
 
@@ -326,9 +341,7 @@ class RendezvousServer:
                 f"init: {', '.join(late[:6])}{', ...' if len(late) > 6 else ''} did not get ready in time (the job was "
                 f"{attempt.state.value}). It was most likely stopped; see its output."
             )
-        there = [rank for host in attempt.hosts() for rank in (member.rank for member in host.report.members)]
-        size = next(iter(attempt.leaders.values())).hello.place.size
-        missing = sorted(set(range(size)) - set(there))
+        missing = sorted(set(range(attempt.first().hello.place.size)) - attempt.holders.keys())
         arrived = [
             f"rank {ranks_in_words([member.rank for member in host.report.members])} of host {host.leader.host}"
             for host in attempt.hosts()
