@@ -1,4 +1,5 @@
-// The collectives besides allreduce, joined ranks and process sets that come and go, with ranks as threads.
+// The collectives besides allreduce, on one and on several hosts, joined ranks and process sets that come and go, with
+// ranks as threads.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -40,8 +41,9 @@ std::vector<float> result_of(const Request& request) {
 }  // namespace
 
 TEST_CASE("allgather: rows of all ranks in their order, also none, also many chunks") {
-  for (const int size : {1, 2, 3, 5}) {
-    const RankGroup group(size);
+  for (const std::vector<int>& hosts : kLayouts) {
+    const RankGroup group(hosts);
+    const int size = group.size();
     on_all_ranks(group, {}, [size](int rank, Engine& engine) {
       for (const int64_t scale : {0, 1, 1000, 70000}) {
         const auto rows = [scale](int r) { return scale * r; };  // rank 0 sends nothing
@@ -58,8 +60,9 @@ TEST_CASE("allgather: rows of all ranks in their order, also none, also many chu
 }
 
 TEST_CASE("alltoall: each part reaches its rank, equal and unequal parts") {
-  for (const int size : {1, 2, 3, 5}) {
-    const RankGroup group(size);
+  for (const std::vector<int>& hosts : kLayouts) {
+    const RankGroup group(hosts);
+    const int size = group.size();
     on_all_ranks(group, {}, [size](int rank, Engine& engine) {
       for (const int64_t scale : {1, 20000}) {
         std::vector<int64_t> splits;
@@ -93,8 +96,9 @@ TEST_CASE("alltoall: each part reaches its rank, equal and unequal parts") {
 }
 
 TEST_CASE("reducescatter: every rank its rows, the first ones one more") {
-  for (const int size : {1, 2, 3, 5}) {
-    const RankGroup group(size);
+  for (const std::vector<int>& hosts : kLayouts) {
+    const RankGroup group(hosts);
+    const int size = group.size();
     on_all_ranks(group, {}, [size](int rank, Engine& engine) {
       for (const int64_t rows : {0, 1, 2, 7, 100003}) {
         std::vector<float> data(static_cast<size_t>(rows * 3));
@@ -123,8 +127,10 @@ TEST_CASE("reducescatter: every rank its rows, the first ones one more") {
 }
 
 TEST_CASE("adasum: orthogonal vectors add, parallel ones average, for any number of ranks") {
-  for (const int size : {1, 2, 3, 4, 6, 7}) {
-    const RankGroup group(size);
+  for (const std::vector<int>& hosts :
+       std::vector<std::vector<int>>{{1}, {2}, {3}, {4}, {6}, {7}, {1, 1}, {2, 1}, {1, 3, 2}}) {
+    const RankGroup group(hosts);
+    const int size = group.size();
     on_all_ranks(group, {}, [size](int rank, Engine& engine) {
       std::vector<float> orthogonal(100000), parallel(100000, 3);
       for (size_t i = 0; i < orthogonal.size(); ++i) {
@@ -147,65 +153,69 @@ TEST_CASE("adasum: orthogonal vectors add, parallel ones average, for any number
 }
 
 TEST_CASE("joined ranks give the neutral element, and the job goes on") {
-  const RankGroup group(3);
-  on_all_ranks(group, {}, [](int rank, Engine& engine) {
-    for (int round = 0; round < 3; ++round) {
-      // Rank r has r + 1 batches of data; names are new in the first round and cached later.
-      for (int step = 0; step <= rank; ++step) {
-        std::vector<float> data(5, 1), least(1, 7), tall(2, static_cast<float>(rank));
-        REQUIRE(engine.run(sum_request("x", data), kPatience) == HVD_OK);
-        CHECK(data[0] == static_cast<float>(3 - step));
-        auto request = sum_request("min", least);
-        request->meta.reduce_op = HVD_MIN;
-        REQUIRE(engine.run(request, kPatience) == HVD_OK);
-        CHECK(least[0] == 7);
-        request = rows_request(HVD_ALLGATHER, "g", tall, 1);
-        REQUIRE(engine.run(request, kPatience) == HVD_OK);
-        CHECK(request->result_shape[0] == 2 * (3 - step));
-        CHECK(result_of(*request)[0] == static_cast<float>(step));
-        if (step == 0) continue;
-        request = sum_request("b", data);
-        request->meta.op = HVD_BROADCAST;
-        request->meta.root = 2;
-        REQUIRE(engine.run(request, kPatience) == HVD_MISMATCH);
-        CHECK(request->error.find("BROADCAST is not supported with Join at this time") == 0);
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{3}, {2, 1}, {1, 2}, {1, 1, 1}}) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [](int rank, Engine& engine) {
+      for (int round = 0; round < 3; ++round) {
+        // Rank r has r + 1 batches of data; names are new in the first round and cached later.
+        for (int step = 0; step <= rank; ++step) {
+          std::vector<float> data(5, 1), least(1, 7), tall(2, static_cast<float>(rank));
+          REQUIRE(engine.run(sum_request("x", data), kPatience) == HVD_OK);
+          CHECK(data[0] == static_cast<float>(3 - step));
+          auto request = sum_request("min", least);
+          request->meta.reduce_op = HVD_MIN;
+          REQUIRE(engine.run(request, kPatience) == HVD_OK);
+          CHECK(least[0] == 7);
+          request = rows_request(HVD_ALLGATHER, "g", tall, 1);
+          REQUIRE(engine.run(request, kPatience) == HVD_OK);
+          CHECK(request->result_shape[0] == 2 * (3 - step));
+          CHECK(result_of(*request)[0] == static_cast<float>(step));
+          if (step == 0) continue;
+          request = sum_request("b", data);
+          request->meta.op = HVD_BROADCAST;
+          request->meta.root = 2;
+          REQUIRE(engine.run(request, kPatience) == HVD_MISMATCH);
+          CHECK(request->error.find("BROADCAST is not supported with Join at this time") == 0);
+        }
+        const auto join = request_of(HVD_JOIN, kJoinName);
+        REQUIRE(engine.run(join, kPatience) == HVD_OK);
+        CHECK(join->value == 2);
       }
-      const auto join = request_of(HVD_JOIN, kJoinName);
-      REQUIRE(engine.run(join, kPatience) == HVD_OK);
-      CHECK(join->value == 2);
-    }
-  });
+    });
+  }
 }
 
 TEST_CASE("process sets come and go, ids are used again, and a difference is an error on all ranks") {
-  const RankGroup group(4);
-  on_all_ranks(group, {}, [](int rank, Engine& engine) {
-    const auto add = [&engine](std::vector<int64_t> ranks) {
-      const auto request = request_of(HVD_ADD_PROCESS_SET, kChangeSetsName);
-      request->meta.shape = std::move(ranks);
-      const hvd_status status = engine.run(request, kPatience);
-      return std::pair(status, status == HVD_OK ? std::to_string(request->value) : request->error);
-    };
-    const auto remove = [&engine](int set) {
-      const auto request = request_of(HVD_REMOVE_PROCESS_SET, kChangeSetsName);
-      request->meta.root = set;
-      return engine.run(request, kPatience);
-    };
-    for (int round = 0; round < 20; ++round) {
-      REQUIRE(add({0, 2}) == std::pair(HVD_OK, std::string("1")));
-      REQUIRE(add({1, 2, 3}) == std::pair(HVD_OK, std::string("2")));
-      std::vector<float> data(300000, 1);
-      if (rank % 2 == 0) REQUIRE(engine.run(sum_request("x", data, 1), kPatience) == HVD_OK);
-      if (rank >= 1) REQUIRE(engine.run(sum_request("x", data, 2), kPatience) == HVD_OK);
-      CHECK(data[0] == (rank == 0 ? 2 : 4));
-      REQUIRE(remove(1) == HVD_OK);
-      CHECK_THROWS_AS(engine.run(sum_request("x", data, 1), kPatience), InvalidError);
-      REQUIRE(remove(2) == HVD_OK);
-      if (round % 5 == 0) {
-        const auto [status, text] = add(rank == 3 ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{0, 3});
-        CHECK(status == HVD_MISMATCH);
-        CHECK(text.find("Attempted to register process set with mismatching size/values on different ranks") == 0);
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{4}, {2, 2}, {1, 1, 2}}) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [](int rank, Engine& engine) {
+      const auto add = [&engine](std::vector<int64_t> ranks) {
+        const auto request = request_of(HVD_ADD_PROCESS_SET, kChangeSetsName);
+        request->meta.shape = std::move(ranks);
+        const hvd_status status = engine.run(request, kPatience);
+        return std::pair(status, status == HVD_OK ? std::to_string(request->value) : request->error);
+      };
+      const auto remove = [&engine](int set) {
+        const auto request = request_of(HVD_REMOVE_PROCESS_SET, kChangeSetsName);
+        request->meta.root = set;
+        return engine.run(request, kPatience);
+      };
+      for (int round = 0; round < 20; ++round) {
+        REQUIRE(add({0, 2}) == std::pair(HVD_OK, std::string("1")));
+        REQUIRE(add({1, 2, 3}) == std::pair(HVD_OK, std::string("2")));
+        std::vector<float> data(300000, 1);
+        if (rank % 2 == 0) REQUIRE(engine.run(sum_request("x", data, 1), kPatience) == HVD_OK);
+        if (rank >= 1) REQUIRE(engine.run(sum_request("x", data, 2), kPatience) == HVD_OK);
+        CHECK(data[0] == (rank == 0 ? 2 : 4));
+        REQUIRE(remove(1) == HVD_OK);
+        CHECK_THROWS_AS(engine.run(sum_request("x", data, 1), kPatience), InvalidError);
+        REQUIRE(remove(2) == HVD_OK);
+        if (round % 5 == 0) {
+          const auto [status, text] = add(rank == 3 ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{0, 3});
+          CHECK(status == HVD_MISMATCH);
+          CHECK(text.find("Attempted to register process set with mismatching size/values on different ranks") == 0);
+        }
       }
-    }
-  });
+    });
+  }
 }

@@ -28,6 +28,35 @@ TEST_CASE("a sum reaches every rank, for one to seven ranks and sizes around eve
   }
 }
 
+TEST_CASE("a sum reaches every rank of every host, by each algorithm, with the same bits") {
+  for (const std::vector<int>& hosts : kLayouts) {
+    for (const bool ring : {false, true}) {
+      const RankGroup group(hosts);
+      const int size = group.size();
+      Settings settings;
+      settings.allreduce_ring = ring;
+      std::vector<std::vector<float>> inexact(static_cast<size_t>(size));
+      on_all_ranks(group, settings, [&](int rank, Engine& engine) {
+        for (const size_t n : {0ul, 1ul, 28ul, 29ul, 8192ul, 8193ul, 65537ul, 300000ul, 1000003ul}) {
+          std::vector<float> data(n);
+          for (size_t i = 0; i < n; ++i) data[i] = static_cast<float>(rank + static_cast<int>(i % 1000));
+          CHECK(engine.run(sum_request("x" + std::to_string(n), data), kPatience) == HVD_OK);
+          bool right = true;
+          for (size_t i = 0; i < n; ++i) {
+            right &= data[i] == static_cast<float>(size * (size - 1) / 2 + size * static_cast<int>(i % 1000));
+          }
+          CHECK(right);
+        }
+        std::vector<float>& data = inexact[static_cast<size_t>(rank)];
+        for (size_t i = 0; i < 70000; ++i)
+          data.push_back(1.0f / static_cast<float>(rank + 3 + static_cast<int>(i % 77)));
+        CHECK(engine.run(sum_request("y", data), kPatience) == HVD_OK);
+      });
+      for (const auto& data : inexact) CHECK(data == inexact[0]);
+    }
+  }
+}
+
 TEST_CASE("tensors from hvd_alloc are reduced where they lie; mixed with others they are copied") {
   for (const int size : {2, 3, 5}) {
     for (const bool everywhere : {true, false}) {

@@ -172,6 +172,10 @@ class RankGroup {
   mutable std::vector<std::vector<int>> links_, controls_;  // by rank
 };
 
+// How many ranks each host has: one host, one rank a host, and mixtures.
+inline const std::vector<std::vector<int>> kLayouts = {{1},    {2},       {3},       {5},         {1, 1},
+                                                       {2, 2}, {1, 1, 1}, {1, 2, 3}, {3, 1, 1, 1}};
+
 template <typename T>
 struct DTypeOf;
 template <>
