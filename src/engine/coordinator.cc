@@ -62,7 +62,7 @@ bool Coordinator::poll() {
     if (now - last_stall_check_ >= kStallCheckInterval) {
       last_stall_check_ = now;
       desk_.look_for_waiting(*this);
-      check_stalls(now);
+      check_stalls(settings_.now());
     }
   }
   return moved;

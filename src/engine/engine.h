@@ -185,13 +185,13 @@ class Engine {
   Executor executor_;
   Hosts hosts_;
   std::unique_ptr<Coordinator> coordinator_;
-  std::unique_ptr<Delegate> delegate_;    // where the coordinator is on another host, and we speak for ours
-  std::vector<int> closing_sets_;         // removed, but a batch of theirs still runs here
-  std::vector<bool> known_gone_;          // by rank
-  uint64_t seen_departures_ = 0;          // of other hosts' ranks, as the segment has them
-  int seen_ended_ = 0;                    // connections
-  std::vector<Nanoseconds> silent_from_;  // by rank: gone, but its connection has not ended; since when
-  int half_gone_ = 0;                     // how many of these there are
+  std::unique_ptr<Delegate> delegate_;        // where the coordinator is on another host, and we speak for ours
+  std::vector<int> closing_sets_;             // removed, but a batch of theirs still runs here
+  std::vector<bool> known_gone_;              // by rank
+  uint64_t seen_departures_ = 0;              // of other hosts' ranks, as the segment has them
+  int seen_ended_ = 0;                        // connections
+  std::vector<Nanoseconds> half_gone_since_;  // by rank: we have heard of its end by one of two ways only
+  int half_gone_ = 0;                         // how many of these there are
   bool broken_ = false;
 
   std::thread background_thread_;

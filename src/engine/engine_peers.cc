@@ -7,8 +7,9 @@
 namespace hvd {
 namespace {
 
-// A rank on another host that is gone has sent its last bytes. They are on their way, or lost with the connection.
-constexpr Nanoseconds kLastBytes = 1'000'000'000;
+// When a rank on another host is gone its last bytes are still on their way; and when its connection is lost, the word
+// of why. Neither takes longer than this, unless the network itself has failed.
+constexpr Nanoseconds kLastWords = 1'000'000'000;
 
 }  // namespace
 
@@ -43,7 +44,7 @@ void Engine::say_farewell(RankState state, int cause) {
 }
 
 bool Engine::somebody_new_is_gone() const {
-  if (segment_->coordinator().departures.load() != seen_departures_ || network_.ended() != seen_ended_) return true;
+  if (segment_->coordinator().departures.load() != seen_departures_) return true;
   const auto& here = world_.here();
   return std::any_of(here.begin(), here.end(),
                      [this](int rank) { return !known_gone_[static_cast<size_t>(rank)] && liveness_.gone(rank); });
@@ -51,37 +52,38 @@ bool Engine::somebody_new_is_gone() const {
 
 // Takes note of connections that have ended, and of ranks that are gone although theirs has not.
 void Engine::look_at_connections() {
-  seen_departures_ = segment_->coordinator().departures.load();
   seen_ended_ = network_.ended();
   half_gone_ = 0;
   for (int r = 0; r < world_.size; ++r) {
     const Link* const link = network_.link(r);
     if (link == nullptr) continue;
-    if (link->end() == Link::End::kBye) {
-      liveness_.connection_ended(r, link->bye_state(), link->bye_cause());
-    } else if (link->end() == Link::End::kLost) {
-      liveness_.connection_ended(r, kEnded, -1);
-    } else if (liveness_.gone(r)) {
-      Nanoseconds& since = silent_from_[static_cast<size_t>(r)];
-      const Nanoseconds now = settings_.now();
-      if (since == 0) since = now;
-      if (now - since < kLastBytes) ++half_gone_;
-    }
+    const bool lost = link->end() == Link::End::kLost;
+    if (lost) liveness_.connection_ended(r, kEnded, -1);
+    if (link->end() == Link::End::kBye) liveness_.connection_ended(r, link->bye_state(), link->bye_cause());
+    // One of the two ways by which we hear of a rank's end, but not the other.
+    if (liveness_.gone(r) == lost || link->end() == Link::End::kBye) continue;
+    Nanoseconds& since = half_gone_since_[static_cast<size_t>(r)];
+    const Nanoseconds now = settings_.now();
+    if (since == 0) since = now;
+    if (now - since < kLastWords) ++half_gone_;
   }
 }
 
 // Whether a task that waits for something from this rank waits in vain.
 bool Engine::nothing_comes_from(int rank) const {
-  if (!liveness_.gone(rank)) return false;
+  if (rank < 0) return false;
   const Link* const link = network_.link(rank);
-  if (link == nullptr || link->end() != Link::End::kNone || liveness_.state(rank) == kSilent) return true;
-  const Nanoseconds since = silent_from_[static_cast<size_t>(rank)];
-  return since != 0 && settings_.now() - since >= kLastBytes;
+  if (link == nullptr) return liveness_.gone(rank);
+  if (link->end() == Link::End::kBye) return true;
+  const bool gone = liveness_.gone(rank), lost = link->end() == Link::End::kLost;
+  if (gone && (lost || liveness_.state(rank) == kSilent)) return true;
+  const Nanoseconds since = half_gone_since_[static_cast<size_t>(rank)];
+  return (gone || lost) && since != 0 && settings_.now() - since >= kLastWords;
 }
 
 // True if a peer was newly found gone.
 bool Engine::look_after_peers() {
-  if (half_gone_ > 0) look_at_connections();
+  if (half_gone_ > 0 || network_.ended() != seen_ended_) look_at_connections();
   if (!somebody_new_is_gone()) {
     // Requests that we failed may be waited for by others, even by the one that we gave up: tell them.
     if (failure_cause_ >= 0 && !broken_ && executor_.idle()) break_down(failure_cause_);
@@ -89,6 +91,7 @@ bool Engine::look_after_peers() {
   }
   // Several may be gone at once, one because of the other: hear of all before blaming one. Who died comes first.
   (void)liveness_.sleep(Sleeper::kWaiter, 0);
+  seen_departures_ = segment_->coordinator().departures.load();
   look_at_connections();
   int blamed = -1;
   for (int r = 0; r < world_.size; ++r) {
@@ -142,6 +145,11 @@ Engine::Failure Engine::describe_gone(int rank) const {
                                std::to_string(static_cast<int64_t>(settings_.heartbeat_timeout)) +
                                " s: it is stopped, swapped out, or hangs in the kernel" +
                                (world_.is_local(rank) ? "." : ", or the network to its host is down.")};
+  }
+  if (const Link* const link = network_.link(rank); link != nullptr && !liveness_.gone(rank)) {
+    return {HVD_PEER_LOST, "Horovod has been shut down because the connection with " + who + " was lost (" +
+                               link->lost_because() +
+                               "): it died, or the network between the hosts failed. Its own output may say why."};
   }
   return {HVD_PEER_LOST, "Horovod has been shut down because " + who +
                              " died: its process ended without shutdown(). Its own output says why."};

@@ -217,6 +217,7 @@ void Engine::batch_ended(Executor::Requests requests, const std::exception_ptr& 
   try {
     std::rethrow_exception(error);
   } catch (const PeerGone& gone) {
+    look_at_connections();
     const Failure failure = describe_gone(gone.peer);
     complete(requests, failure.status, failure.text);
     break_down(gone.peer);

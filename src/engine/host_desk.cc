@@ -137,15 +137,10 @@ std::vector<int> HostDesk::missing_ranks(uint32_t id) const {
 
 void HostDesk::look_for_waiting(Listener& listener) {
   for (uint32_t id = 0; id < static_cast<uint32_t>(segment_->cache_capacity()); ++id) {
-    Id& state = ids_[id];
-    if (!state.live || state.members == 0) continue;
-    const uint64_t count = slot(id).arrived.load();
-    const uint64_t round = count % state.members == 0 ? 0 : count / state.members + 1;
-    if (round != 0 && state.seen_partial == round) {
-      const std::vector<int> missing = missing_ranks(id);
-      if (!missing.empty()) listener.waiting(id, missing);
-    }
-    state.seen_partial = round;
+    const Id& state = ids_[id];
+    if (!state.live || state.members == 0 || slot(id).arrived.load() % state.members == 0) continue;
+    const std::vector<int> missing = missing_ranks(id);
+    if (!missing.empty()) listener.waiting(id, missing);
   }
 }
 

@@ -61,7 +61,7 @@ class HostDesk {
   bool releasing() const { return !withdrawn_.empty(); }
   // Writes an entry into the host's log. `entry` is what `bytes` decodes to.
   void append(const LogEntry& entry, Bytes bytes);
-  // Tells the listener of names that only some ranks of the host have submitted since the last call.
+  // Tells the listener of names that only some ranks of the host have submitted at this moment.
   void look_for_waiting(Listener& listener);
   // Whether nobody on this host is about to submit the id.
   bool idle(uint32_t id) const;
@@ -72,9 +72,8 @@ class HostDesk {
     bool told = false;  // ready, and not logged since
     bool told_wanted = false;
     int set = 0;
-    uint64_t members = 0;       // of the set, on this host
-    uint64_t rounds = 0;        // complete rounds of the slot that were told
-    uint64_t seen_partial = 0;  // the round that was incomplete at the last look
+    uint64_t members = 0;  // of the set, on this host
+    uint64_t rounds = 0;   // complete rounds of the slot that were told
   };
   struct Withdrawn {
     uint32_t id;

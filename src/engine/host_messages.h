@@ -32,7 +32,7 @@ struct Wanted {
 struct Released {
   uint32_t id = 0;
 };
-// Some of the host's ranks have submitted an id for a while, but these have not.
+// Some of the host's ranks have submitted an id, but these have not.
 struct Waiting {
   uint32_t id = 0;
   std::vector<int> missing;

@@ -73,6 +73,11 @@ std::vector<int> Liveness::descriptors() const {
   return all;
 }
 
+bool Liveness::gone(int rank) const {
+  if (world_.is_local(rank)) return state(rank) > kAlive;
+  return segment_->departure(rank).state.load() > kAlive;
+}
+
 RankState Liveness::state(int rank) const {
   if (rank == world_.rank) return kAlive;
   const auto found = static_cast<RankState>(found_[static_cast<size_t>(rank)].state.load());

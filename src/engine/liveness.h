@@ -29,8 +29,9 @@ class Liveness {
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
 
-  bool gone(int rank) const { return state(rank) > kAlive; }
-  // What is known of a rank. What it said of itself (kDeparted, kBroken) goes before what was found out.
+  bool gone(int rank) const;
+  // What is known of a rank, also by its connection. What it said of itself (kDeparted, kBroken) goes before what was
+  // found out.
   RankState state(int rank) const;
   // Because of which rank it gave up (kBroken); -1 if that is not known.
   int cause(int rank) const;
