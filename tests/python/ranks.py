@@ -119,6 +119,7 @@ class Group:
         base.setdefault("OMP_NUM_THREADS", "1")
         for rank in range(size):
             environment: dict[str, str | None] = {**base, **environments[rank]}
+            environment["RANKS_HOSTS"] = ",".join(map(str, hosts))
             environment.update(env)
             environment.update(env_of_rank(rank))
             with open(folder / f"stderr.{rank}", "wb") as output:
@@ -252,6 +253,15 @@ def run_ranks(
             ranks = ", ".join(str(outcome.rank) for outcome in failed)
             raise AssertionError(f"rank {ranks} of {size} failed (time limit {timeout:g} s)\n{group.describe()}")
         return [outcome.value for outcome in outcomes]
+
+
+def host_of(rank: int) -> int:
+    """Called by a rank: the host of any rank."""
+    for host, count in enumerate(map(int, os.environ["RANKS_HOSTS"].split(","))):
+        if rank < count:
+            return host
+        rank -= count
+    raise AssertionError("there is no such rank")
 
 
 def mark(name: str) -> None:
