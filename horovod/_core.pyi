@@ -127,13 +127,17 @@ def init(
     local_size: int,
     cross_rank: int,
     cross_size: int,
-    host: str,
     segment_fd: int,
+    hosts: Sequence[str],
+    host_of: Sequence[int],
     pids: Sequence[int],
+    links: Sequence[int],
+    controls: Sequence[int],
     alive_fds: Sequence[int],
     doorbells: Sequence[int],
     arena_fds: Sequence[int],
     process_sets: Sequence[Sequence[int]],
+    allreduce_ring: bool,
     fusion_threshold: int,
     cache_capacity: int,
     heartbeat_timeout: float,
@@ -145,7 +149,7 @@ def init(
 def shutdown() -> None: ...
 def is_initialized() -> bool: ...
 def version() -> str: ...
-def segment_create(local_size: int, cache_capacity: int, generation: int, nonce: int, /) -> int: ...
+def segment_create(local_size: int, size: int, cache_capacity: int, generation: int, nonce: int, /) -> int: ...
 def segment_probe(fd: int, /) -> tuple[int, int]: ...
 def arena_fd() -> int: ...
 def counters() -> dict[str, int]: ...

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 from horovod import _core
 from horovod.common import names, process_sets
-from horovod.common.environment import Identity, Tunables, read_identity, read_tunables
+from horovod.common.environment import Identity, Tunables, read_identity, read_network, read_tunables
 from horovod.common.exceptions import HorovodInternalError
-from horovod.common.local_rendezvous import meet
 from horovod.common.process_sets import ProcessSet
+from horovod.common.rendezvous.meeting import meet
 
 
 @dataclass
@@ -21,6 +21,7 @@ class _Process:
 
     lock: threading.RLock
     identity: Identity | None = None  # while the engine runs
+    is_homogeneous: bool = True
     last_generation: int = 0
     forked: bool = False  # this is a child of a process whose engine ran
 
@@ -100,8 +101,8 @@ class HorovodBasics:
 
     def is_homogeneous(self) -> bool:
         """Whether every host runs the same number of processes."""
-        identity = _identity()
-        return identity.local_size * identity.cross_size == identity.size
+        _identity()
+        return _process.is_homogeneous
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> NoReturn:
         """Would write a timeline, which this version can't.
@@ -179,13 +180,13 @@ def _identity() -> Identity:
 def _start(comm: Any, asked_for: Any) -> None:
     identity = read_identity()
     tunables = read_tunables()
-    _check_one_host(identity)
     _check_comm(comm, identity.size)
     sets = process_sets.static_sets(asked_for)
     ranks_of_sets = process_sets.check_static_sets(sets, identity.size)
-    with meet(identity, tunables, ranks_of_sets, _process.last_generation) as meeting:
+    with meet(identity, read_network(), tunables, ranks_of_sets, _process.last_generation) as meeting:
         wiring = meeting.wiring
-        _process.last_generation = wiring.generation
+        table = wiring.table
+        _process.last_generation = table.generation
         try:
             _core.init(
                 rank=identity.rank,
@@ -194,9 +195,12 @@ def _start(comm: Any, asked_for: Any) -> None:
                 local_size=identity.local_size,
                 cross_rank=identity.cross_rank,
                 cross_size=identity.cross_size,
-                host=identity.host,
+                hosts=table.hosts,
+                host_of=table.host_of,
+                pids=table.pids,
+                links=wiring.links,
+                controls=wiring.controls,
                 segment_fd=wiring.segment_fd,
-                pids=wiring.pids,
                 alive_fds=wiring.alive_fds,
                 doorbells=wiring.doorbells,
                 arena_fds=wiring.arena_fds,
@@ -207,13 +211,14 @@ def _start(comm: Any, asked_for: Any) -> None:
         except BaseException:
             _core.shutdown()
             raise
-    _process.identity = identity
+    _process.identity, _process.is_homogeneous = identity, table.is_homogeneous()
     process_sets.register(sets, identity.rank, identity.size)
     names.restart_counting()
 
 
 def _engine_tunables(tunables: Tunables) -> dict[str, Any]:
     return {
+        "allreduce_ring": tunables.allreduce_ring,
         "fusion_threshold": tunables.fusion_threshold,
         "cache_capacity": tunables.cache_capacity,
         "heartbeat_timeout": tunables.heartbeat_timeout,
@@ -222,19 +227,6 @@ def _engine_tunables(tunables: Tunables) -> dict[str, Any]:
         "log_level": tunables.log_level,
         "log_hide_time": tunables.log_hide_time,
     }
-
-
-def _check_one_host(identity: Identity) -> None:
-    if identity.cross_size > 1 or identity.local_size != identity.size:
-        raise HorovodInternalError(
-            f"init: the job has {identity.size} ranks, {identity.local_size} of them on host {identity.host} and "
-            f"HOROVOD_CROSS_SIZE={identity.cross_size}: this version runs on one host. Start all ranks on one host."
-        )
-    if identity.rank != identity.local_rank:
-        raise ValueError(
-            f"init: HOROVOD_RANK={identity.rank} and HOROVOD_LOCAL_RANK={identity.local_rank}: on one host they must "
-            "be the same."
-        )
 
 
 def _check_comm(comm: Any, size: int) -> None:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 _log = logging.getLogger("horovod")
 
+ALLREDUCES = ("hierarchical", "ring")
+RENDEZVOUS_SERVERS = ("rank0", "launcher")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -57,8 +59,9 @@ def _switch(text: str) -> bool:
     return int(text) > 0
 
 
-def _log_level(text: str) -> int:
-    return LOG_LEVELS.index(text.lower())
+def _one_of(words: tuple[str, ...]) -> "Kind":
+    """One of some words, in any case, as its number."""
+    return Kind(lambda text: words.index(text.lower()), "one of " + ", ".join(words))
 
 
 INT32_MAX = 2**31 - 1
@@ -69,7 +72,8 @@ SECONDS = Kind(_seconds, "a number of seconds from 0")
 POSITIVE_SECONDS = Kind(_positive_seconds, "a number of seconds greater than 0")
 NUMBER = Kind(_seconds, "a number from 0")
 SWITCH = Kind(_switch, "0 or 1")
-LOG_LEVEL = Kind(_log_level, "one of " + ", ".join(LOG_LEVELS))
+LOG_LEVEL = _one_of(LOG_LEVELS)
+PORT = Kind(_int_from(1, 65535), "a port, an integer from 1 to 65535")
 TEXT = Kind(str, "any text")
 
 # name: (kind, default). The one table of what init reads.
@@ -85,7 +89,14 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
     "HOROVOD_JOB_ID": (TEXT, None),
     "HOROVOD_SECRET_KEY": (TEXT, None),
     "HOROVOD_SECRET_KEY_FILE": (TEXT, None),
+    # Where several hosts meet.
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": (TEXT, None),
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": (PORT, None),
+    "HOROVOD_GLOO_IFACE": (TEXT, None),
+    "HOROVOD_RENDEZVOUS_SERVER": (_one_of(RENDEZVOUS_SERVERS), RENDEZVOUS_SERVERS.index("rank0")),
+    "HOROVOD_INSECURE": (SWITCH, False),
     # What can be tuned.
+    "HOROVOD_ALLREDUCE": (_one_of(ALLREDUCES), ALLREDUCES.index("hierarchical")),
     "HOROVOD_FUSION_THRESHOLD": (BYTES, 128 * 1024 * 1024),
     "HOROVOD_CACHE_CAPACITY": (COUNT, 1024),
     "HOROVOD_STALL_CHECK_DISABLE": (SWITCH, False),
@@ -129,6 +140,17 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Network:
+    """Where the hosts of a job meet, if there are several."""
+
+    address: str  # empty: not set
+    port: int  # 0: not set
+    interface: str | None  # to use for the connections between ranks
+    launcher_serves: bool  # the server runs there already; otherwise rank 0 runs it
+    insecure: bool  # to go without a key
+
+
+@dataclass(frozen=True)
 class Tunables:
     """What the user can set."""
 
@@ -140,6 +162,7 @@ class Tunables:
     log_level: int
     log_hide_time: bool
     start_timeout: float
+    allreduce_ring: bool
 
 
 def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
@@ -194,6 +217,21 @@ def read_identity(environ: Mapping[str, str] | None = None) -> Identity:
     return Identity(rank, size, local_rank, local_size, cross_rank, cross_size, host, job_id, _read_secret_key(environ))
 
 
+def read_network(environ: Mapping[str, str] | None = None) -> Network:
+    """Reads where the hosts of the job meet.
+
+    Raises:
+        ValueError: A value can't be understood.
+    """
+    return Network(
+        address=read("HOROVOD_GLOO_RENDEZVOUS_ADDR", environ) or "",
+        port=read("HOROVOD_GLOO_RENDEZVOUS_PORT", environ) or 0,
+        interface=read("HOROVOD_GLOO_IFACE", environ),
+        launcher_serves=read("HOROVOD_RENDEZVOUS_SERVER", environ) == RENDEZVOUS_SERVERS.index("launcher"),
+        insecure=read("HOROVOD_INSECURE", environ),
+    )
+
+
 def _read_secret_key(environ: Mapping[str, str] | None) -> bytes:
     """The job's key; empty if there is none."""
     path = read("HOROVOD_SECRET_KEY_FILE", environ)
@@ -241,4 +279,5 @@ def read_tunables(environ: Mapping[str, str] | None = None) -> Tunables:
         log_level=values["HOROVOD_LOG_LEVEL"],
         log_hide_time=values["HOROVOD_LOG_HIDE_TIME"],
         start_timeout=max((seconds for seconds in timeouts if seconds is not None), default=30.0),
+        allreduce_ring=values["HOROVOD_ALLREDUCE"] == ALLREDUCES.index("ring"),
     )

@@ -8,6 +8,7 @@
     config_file.py   the YAML file of --config-file
     hosts.py         which hosts, how many slots, who gets which rank
     environment.py   what a worker finds in its environment
+    rendezvous.py    the server at which the hosts of a job meet
     supervisor.py    the process between the launcher and the workers, so that nothing outlives a launcher
     job.py           starts the workers, watches them, ends them
     process_tree.py  finding, signalling and reaping every descendant of a process

@@ -15,7 +15,7 @@ _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?:
 _HOSTFILE_LINE = re.compile(
     r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?:\s+slots\s*=\s*(?P<slots>[0-9]+))?"
 )
-_LATER = "jobs on several hosts come with a later version; this one starts workers on this machine only"
+_LATER = "this version starts workers on this machine only; other machines come with a later one"
 
 
 @dataclass(frozen=True)
@@ -169,16 +169,17 @@ def assign_slots(hosts: Sequence[Host], size: int) -> list[Slot]:
 
 
 def local_slots(hosts: Sequence[Host], size: int) -> list[Slot]:
-    """As `assign_slots`, for a job on this machine.
+    """As `assign_slots`, for a job on this machine. Each of its names, such as 127.0.0.2, is a host of its own.
 
     Raises:
-        UsageError: A host is not this machine, or the job would span several.
+        UsageError: A host is not this machine, or there are too few slots.
     """
     for host in hosts:
         if not is_local(host.name):
             raise UsageError(f"{host.name} is not this machine; {_LATER}")
-    slots = assign_slots(hosts, size)
-    names = list(dict.fromkeys(slot.hostname for slot in slots))
-    if len(names) > 1:
-        raise UsageError(f"-np {size} takes slots of several hosts ({', '.join(names)}); {_LATER}")
-    return slots
+    return assign_slots(hosts, size)
+
+
+def host_names(slots: Sequence[Slot]) -> list[str]:
+    """The hosts that a job uses, in the order of their ranks."""
+    return list(dict.fromkeys(slot.hostname for slot in slots))

@@ -1,6 +1,7 @@
 """Starts the workers of a job on this host, watches them and ends them.
 
-One thread, one selector: pidfds of the workers, their output, signals, the launcher's pidfd. States of a job:
+One thread, one selector: pidfds of the workers, their output, signals, the launcher's pidfd, and the rendezvous server
+if the job has several hosts. States of a job:
 
     running   until a worker fails, a signal asks for the end, the launcher is gone, or all workers have ended
     ending    everything that is left was sent a signal; at `kill_at` it is killed
@@ -28,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from horovod.common.rendezvous.server import RendezvousServer
 from horovod.runner import process_tree
 from horovod.runner.forwarding import Screen, WorkerStream, open_screens
 from horovod.runner.hosts import Slot
@@ -44,7 +46,6 @@ class JobPlan:
 
     command: Sequence[str]
     slots: Sequence[Slot]
-    environments: Sequence[Mapping[str, str]]  # By rank.
     copies: Sequence[tuple[BinaryIO, BinaryIO]] = ()  # By rank, or none: files for stdout and stderr.
     timestamps: bool = False
     verbose: bool = False
@@ -74,9 +75,26 @@ class Worker:
 class LocalJob:
     """The workers of one job and everything that they start."""
 
-    def __init__(self, plan: JobPlan, launcher_pidfd: int, worker_mask: Set[int]) -> None:
-        """To be made in the supervisor process; see `supervisor.run_supervised` for the arguments."""
+    def __init__(
+        self,
+        plan: JobPlan,
+        environments: Sequence[Mapping[str, str]],
+        server: RendezvousServer | None,
+        launcher_pidfd: int,
+        worker_mask: Set[int],
+    ) -> None:
+        """To be made in the supervisor process.
+
+        Args:
+            plan: What to start.
+            environments: Of the workers, by rank.
+            server: The rendezvous server, to be run along with the job.
+            launcher_pidfd: See `supervisor.run_supervised`.
+            worker_mask: See `supervisor.run_supervised`.
+        """
         self._plan = plan
+        self._environments = environments
+        self._server = server
         self._worker_mask = worker_mask
         self._selector = selectors.EpollSelector()  # By name: its order of events matters.
         self._alive: dict[int, Worker] = {}  # By pid, until reaped: their pids and groups can't be reused.
@@ -90,6 +108,9 @@ class LocalJob:
         wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stdout, self._stderr = open_screens(wake_fd, plan.timestamps)
         self._watch(wake_fd, lambda: os.eventfd_read(wake_fd))
+        if server is not None:
+            server.tell = lambda text: self._stderr.message(f"horovodrun: {text}")
+            self._watch(server.fileno(), server.step)
         self._launcher_pidfd = launcher_pidfd
         self._watch(launcher_pidfd, self._on_launcher_gone)
         self._watch_signals()
@@ -127,14 +148,17 @@ class LocalJob:
         for key, _ in self._selector.select(timeout):
             key.data()
         now = time.monotonic()
+        if self._server is not None and (due := self._server.next_time()) is not None and due <= now:
+            self._server.step()
         for stream in self._streams.values():
             if stream.quiet_at is not None and stream.quiet_at <= now:
                 stream.show_pending()
         self._pause_or_resume_reading()
 
     def _next_deadline(self) -> float | None:
-        deadlines = [s.quiet_at for s in self._streams.values() if s.quiet_at is not None]
-        return min([*deadlines, *([] if self._kill_at is None else [self._kill_at])], default=None)
+        deadlines = [stream.quiet_at for stream in self._streams.values()]
+        deadlines += [self._kill_at, self._server.next_time() if self._server is not None else None]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _on_signals(self, numbers: bytes) -> None:
         for signum in numbers:
@@ -191,7 +215,7 @@ class LocalJob:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env=self._plan.environments[slot.rank],
+                    env=self._environments[slot.rank],
                     start_new_session=True,
                     # Safe here: this process has a single thread until the first output is forwarded.
                     preexec_fn=lambda: process_tree.die_with_parent(supervisor),  # noqa: PLW1509

@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import BinaryIO
 
@@ -102,7 +102,8 @@ def run_job(args: argparse.Namespace) -> int:
         UsageError: It can't be started as described.
     """
     from horovod.runner import job
-    from horovod.runner.environment import worker_environments
+    from horovod.runner.environment import Credentials, worker_environments
+    from horovod.runner.rendezvous import open_server
     from horovod.runner.supervisor import run_supervised
 
     def tell(text: str) -> None:
@@ -124,13 +125,20 @@ def run_job(args: argparse.Namespace) -> int:
     plan = job.JobPlan(
         command=args.command,
         slots=slots,
-        environments=worker_environments(slots, exported),
         copies=[] if args.output_filename is None else _open_copies(args.output_filename, args.num_proc),
         timestamps=args.prefix_output_with_timestamp,
         verbose=args.verbose,
         grace_seconds=_grace_seconds(job.GRACE_SECONDS),
     )
-    return run_supervised(lambda launcher_pidfd, mask: job.LocalJob(plan, launcher_pidfd, mask).run())
+
+    def run(launcher_pidfd: int, worker_mask: Set[int]) -> int:
+        """In the supervisor, which is to hold the server alone."""
+        credentials = Credentials()
+        server, variables = open_server(slots, credentials)
+        environments = worker_environments(slots, exported, credentials, variables)
+        return job.LocalJob(plan, environments, server, launcher_pidfd, worker_mask).run()
+
+    return run_supervised(run)
 
 
 def _open_closed_streams() -> None:

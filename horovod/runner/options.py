@@ -171,7 +171,8 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
 
 def _add_hosts(add: Callable[..., Any]) -> None:
     add("-H", "--hosts", metavar="HOSTS",
-        help="Hosts and their slots, such as localhost:4 (default: localhost:<np>). Only this machine in this version.")
+        help="Hosts and their slots, such as localhost:4 (default: localhost:<np>). Only this machine in this version; "
+             "each of its names, such as 127.0.0.2, counts as a host.")
     add("-hostfile", "--hostfile", metavar="PATH", help="File with lines '<host> slots=<n>'.")
     add("--host-discovery-script", metavar="PATH", help="Not available in this version.")
 

@@ -1,9 +1,14 @@
 """Real ranks for tests: N processes with a worker's environment, each running one function.
 
     results = run_ranks(3, sweep, args...)          every rank must return; a failure shows each rank's output
+    run_ranks(3, sweep, hosts=[2, 1])               the same over two hosts: what is shared memory here is TCP there
     with start_ranks(3, victim) as group:           for faults: signals, ranks that are meant to die
         group.kill(1)
         outcomes = group.wait(timeout=10)
+
+Where a test does not say which hosts, RANKS_TOPOLOGY does: shm (one host, the default), tcp (every rank is a host of
+its own) or mixed (two hosts, the first with one rank more if the number is odd). Hosts are such by their names only;
+the rendezvous server runs in the test's process.
 
 Nothing survives the block: every process is killed at its end, and dies with its parent too. The functions are pickled
 by reference, so they must be importable: top-level functions of the test's module.
@@ -21,12 +26,17 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 from waiting import wait_until
+
+from horovod.common.rendezvous.addresses import listen_at
+from horovod.common.rendezvous.hosting import serving
+from horovod.common.rendezvous.server import RendezvousServer, host_key
+from horovod.runner.hosts import Host, assign_slots
 
 _PR_SET_PDEATHSIG = 1
 DEFAULT_TIMEOUT = 60.0
@@ -49,19 +59,31 @@ class Outcome:
         return f"--- rank {self.rank}: {state}, {self.error or 'no exception'}: {self.message}\n{self.stderr}"
 
 
-def worker_environment(rank: int, size: int, job_id: str, key: str) -> dict[str, str]:
-    """What horovodrun sets for a worker."""
-    return {
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_RANK": str(rank),
-        "HOROVOD_LOCAL_SIZE": str(size),
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_HOSTNAME": "testhost",
-        "HOROVOD_JOB_ID": job_id,
-        "HOROVOD_SECRET_KEY": key,
-    }
+def topology(size: int) -> list[int]:
+    """How many ranks each host has, where a test does not say so."""
+    name = os.environ.get("RANKS_TOPOLOGY", "shm")
+    choices = {"shm": [size], "tcp": [1] * size, "mixed": [size - size // 2, size // 2] if size > 1 else [1]}
+    return choices[name]
+
+
+def worker_environments(hosts: Sequence[int], job_id: str, key: str) -> list[dict[str, str]]:
+    """What horovodrun sets for each worker, but for the server."""
+    names = ["testhost"] if len(hosts) == 1 else [f"testhost{index}" for index in range(len(hosts))]
+    slots = assign_slots([Host(name, count) for name, count in zip(names, hosts, strict=True)], sum(hosts))
+    return [
+        {
+            "HOROVOD_RANK": str(slot.rank),
+            "HOROVOD_SIZE": str(slot.size),
+            "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+            "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+            "HOROVOD_HOSTNAME": slot.hostname,
+            "HOROVOD_JOB_ID": job_id,
+            "HOROVOD_SECRET_KEY": key,
+        }
+        for slot in slots
+    ]
 
 
 class Group:
@@ -76,9 +98,17 @@ class Group:
         env: dict[str, str],
         env_of_rank: Callable[[int], dict[str, str | None]],
         folder: Path,
+        hosts: Sequence[int],
+        server_address: str,
     ) -> None:
+        assert sum(hosts) == size, f"{size} ranks on hosts with {hosts}"
         self.job_id, self.key = secrets.token_hex(8), secrets.token_hex(32)
         self.folder = folder
+        self._resources = ExitStack()
+        environments = worker_environments(hosts, self.job_id, self.key)
+        if len(hosts) > 1:
+            server = self._serve(server_address, [environment["HOROVOD_HOSTNAME"] for environment in environments])
+            env = {**server, **env}
         (folder / "call").write_bytes(cloudpickle.dumps((function, tuple(args))))
         self.processes = []
         base = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
@@ -88,7 +118,8 @@ class Group:
         # More ranks than cores: threads of BLAS would only get in each other's way.
         base.setdefault("OMP_NUM_THREADS", "1")
         for rank in range(size):
-            environment: dict[str, str | None] = {**base, **worker_environment(rank, size, self.job_id, self.key)}
+            environment: dict[str, str | None] = {**base, **environments[rank]}
+            environment["RANKS_HOSTS"] = ",".join(map(str, hosts))
             environment.update(env)
             environment.update(env_of_rank(rank))
             with open(folder / f"stderr.{rank}", "wb") as output:
@@ -101,6 +132,18 @@ class Group:
                         stderr=output,
                     )
                 )
+
+    def _serve(self, address: str, host_of_rank: list[str]) -> dict[str, str]:
+        """Runs the rendezvous server, and returns what tells workers so."""
+        listener = listen_at(address, 0)
+        port = listener.getsockname()[1]
+        self.server = RendezvousServer(listener, host_key(self.key.encode(), self.job_id), host_of_rank)
+        self._resources.enter_context(serving(self.server))
+        return {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_RENDEZVOUS_SERVER": "launcher",
+        }
 
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
         """Sends a signal to a rank."""
@@ -135,6 +178,7 @@ class Group:
                 process.kill()
         for process in self.processes:
             process.wait()
+        self._resources.close()
 
     def _outcome(self, rank: int) -> Outcome:
         stderr = (self.folder / f"stderr.{rank}").read_text(errors="replace")
@@ -157,11 +201,30 @@ def start_ranks(
     *args: Any,
     env: dict[str, str] | None = None,
     env_of_rank: Callable[[int], dict[str, str | None]] = _same_for_all,
+    hosts: Sequence[int] | None = None,
+    server_address: str = "127.0.0.1",
 ) -> Iterator[Group]:
-    """Starts ranks that each call function(*args); all are killed at the end of the block."""
+    """Starts ranks that each call function(*args); all are killed at the end of the block.
+
+    Args:
+        size: How many.
+        function: What they run.
+        args: Its arguments.
+        env: Further variables for all of them.
+        env_of_rank: Further variables for each; None takes one away.
+        hosts: How many ranks each host has; see above for where it is not given.
+        server_address: Where the rendezvous server listens, if there are several hosts.
+    """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         group = Group(
-            size=size, function=function, args=args, env=env or {}, env_of_rank=env_of_rank, folder=Path(folder)
+            size=size,
+            function=function,
+            args=args,
+            env=env or {},
+            env_of_rank=env_of_rank,
+            folder=Path(folder),
+            hosts=topology(size) if hosts is None else hosts,
+            server_address=server_address,
         )
         try:
             yield group
@@ -175,6 +238,7 @@ def run_ranks(
     *args: Any,
     env: dict[str, str] | None = None,
     env_of_rank: Callable[[int], dict[str, str | None]] = _same_for_all,
+    hosts: Sequence[int] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> list[Any]:
     """Runs function(*args) on every rank and returns the values by rank.
@@ -182,13 +246,22 @@ def run_ranks(
     Raises:
         AssertionError: A rank raised, died or did not end in time; it shows every rank's output.
     """
-    with start_ranks(size, function, *args, env=env, env_of_rank=env_of_rank) as group:
+    with start_ranks(size, function, *args, env=env, env_of_rank=env_of_rank, hosts=hosts) as group:
         outcomes = group.wait(timeout)
         failed = [outcome for outcome in outcomes if not outcome.finished or outcome.error or outcome.returncode]
         if failed:
             ranks = ", ".join(str(outcome.rank) for outcome in failed)
             raise AssertionError(f"rank {ranks} of {size} failed (time limit {timeout:g} s)\n{group.describe()}")
         return [outcome.value for outcome in outcomes]
+
+
+def host_of(rank: int) -> int:
+    """Called by a rank: the host of any rank."""
+    for host, count in enumerate(map(int, os.environ["RANKS_HOSTS"].split(","))):
+        if rank < count:
+            return host
+        rank -= count
+    raise AssertionError("there is no such rank")
 
 
 def mark(name: str) -> None:

@@ -1,10 +1,12 @@
 """What the sweeps run over, and what NumPy says the results are. A new dtype or size is one entry here."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+from ranks import host_of
 
 import horovod.numpy as hvd
 from horovod.common.process_sets import ProcessSet
@@ -76,15 +78,45 @@ def values(dtype: Any, shape: int | tuple[int, ...], rank: int, seed: int = 0) -
 # ---- What the results should be: by the words of docs/design.md, to the last bit -------------------------------------
 
 
-def expected(inputs: list[Array], op: int, prescale: float = 1.0, postscale: float = 1.0) -> Array:
-    """The reduction of the inputs, folded from the left; half types are folded in float32 and rounded at the end."""
+def expected(
+    inputs: list[Array],
+    op: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    *,
+    ranks: Sequence[int] | None = None,
+    count: int | None = None,
+) -> Array:
+    """The reduction of the inputs.
+
+    It is folded from the left within each host, then over the hosts. Half types are folded in float32, and rounded on
+    their way to other hosts and at the end.
+
+    Args:
+        inputs: One for each rank.
+        op: The reduction.
+        prescale: Of each input.
+        postscale: Of the result.
+        ranks: Whose inputs these are; by default those of 0, 1, ...
+        count: What an average is divided by; by default the number of inputs.
+    """
     dtype = inputs[0].dtype
+    hosts: dict[int, list[Array]] = {}
     with np.errstate(all="ignore"):
-        wide = [_widened(_scaled(array, prescale)) for array in inputs]
-        total = wide[0]
-        for array in wide[1:]:
-            total = _combined(total, array, op)
-        return _finished(total, postscale, len(inputs) if op == hvd.Average else 1, dtype)
+        for rank, array in zip(range(len(inputs)) if ranks is None else ranks, inputs, strict=True):
+            hosts.setdefault(host_of(rank), []).append(_widened(_scaled(array, prescale)))
+        totals = [_folded(arrays, op) for arrays in hosts.values()]
+        if len(totals) > 1:
+            totals = [_folded([_widened(total.astype(dtype)) for total in totals], op)]
+        divisor = len(inputs) if count is None else count
+        return _finished(totals[0], postscale, divisor if op == hvd.Average else 1, dtype)
+
+
+def _folded(arrays: list[Array], op: int) -> Array:
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = _combined(total, array, op)
+    return total
 
 
 def _is_half(dtype: "np.dtype[Any]") -> bool:

@@ -112,16 +112,24 @@ def test_before_init_no_set_can_be_added_and_there_is_none_to_remove() -> None:
     assert hvd.remove_process_set(hvd.ProcessSet([0])) is False
 
 
-def refuses_several_hosts() -> str:
-    with pytest.raises(hvd.HorovodInternalError) as caught:
+def refused_place() -> str:
+    with pytest.raises(ValueError, match=r"^init: ") as caught:
         hvd.init()
     return str(caught.value)
 
 
-def test_several_hosts_are_refused() -> None:
-    for variables in ({"HOROVOD_CROSS_SIZE": "2"}, {"HOROVOD_SIZE": "4"}):
-        (text,) = run_ranks(1, refuses_several_hosts, env=variables)
-        assert "this version runs on one host" in text
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"HOROVOD_CROSS_SIZE": "2"}, "HOROVOD_CROSS_SIZE=2, but all 1 ranks are on host testhost: expected 1"),
+        ({"HOROVOD_SIZE": "4"}, "HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT must be set"),
+        ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}, "on one host they must be the same"),
+        ({"HOROVOD_SIZE": "4", "HOROVOD_LOCAL_SIZE": "2", "HOROVOD_LOCAL_RANK": "1"}, "rank 0 must be local rank 0"),
+    ],
+)
+def test_a_place_that_can_not_be_is_refused(variables: dict[str, str], words: str) -> None:
+    (text,) = run_ranks(1, refused_place, env=variables, hosts=[1])
+    assert words in text
 
 
 def test_split_list_and_friends() -> None:

@@ -77,7 +77,7 @@ def test_all_environment_variables_are_documented() -> None:
     documented = set(re.findall(r"`(HOROVOD_\w+)`", text))
     read = set(VARIABLES) | {"HOROVOD_GRACE_SECONDS"}
     # What horovodrun sets and passes on without any reader.
-    passed_on = {t.variable for t in TUNABLES if not t.later} | {"HOROVOD_GLOO_IFACE"}
+    passed_on = {t.variable for t in TUNABLES if not t.later}
     assert documented == read | passed_on | {"HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"}
 
 

@@ -145,7 +145,7 @@ BAD_INPUT = [
     ("-np 1 -H localhost:x true", "localhost:x"),
     ("-np 1 -H ::1:2 true", "[address]:slots"),
     ("-np 1 -H [zz]:2 true", "[zz]"),
-    ("-np 2 -H localhost:1,127.0.0.1:1 true", "several hosts"),
+    ("-np 2 -H localhost:1,192.0.2.1:1 true", "192.0.2.1 is not this machine"),
     ("-np 1 -H localhost --hostfile f true", "not allowed with"),
     ("-np 1 --hostfile no-such-file true", "no-such-file: No such file"),
     ("-np 1 --config-file no-such-file true", "no-such-file: No such file"),

@@ -36,7 +36,7 @@ def allreduce_case(
     result = hvd.allreduce(
         own, op=op, name=name, prescale_factor=scale, postscale_factor=1 / scale, process_set=members
     )
-    want = expected(inputs, op, scale, 1 / scale)
+    want = expected(inputs, op, scale, 1 / scale, ranks=members.ranks)
     what = f"allreduce {np.dtype(dtype).name} {shape} op {op} scale {scale} of ranks {members.ranks}"
     check(result, want, what)
     assert np.array_equal(own, inputs[members.ranks.index(hvd.rank())]), f"{what}: changed its input"

@@ -135,14 +135,17 @@ class Case:
     def root(self) -> int:
         return self.example.ranks[self.example.seed % len(self.example.ranks)]
 
+    def total(self) -> Array:
+        example = self.example
+        return expected(self.inputs, example.op, example.prescale, example.postscale, ranks=example.ranks)
+
     def wanted(self) -> Array:
         example, me = self.example, self.position
         match example.kind:
             case "allreduce":
-                return expected(self.inputs, example.op, example.prescale, example.postscale)
+                return self.total()
             case "reducescatter":
-                total = expected(self.inputs, example.op, example.prescale, example.postscale)
-                return own_rows(total, me, len(self.inputs))
+                return own_rows(self.total(), me, len(self.inputs))
             case "broadcast":
                 return self.inputs[example.ranks.index(self.root())]
             case "allgather":

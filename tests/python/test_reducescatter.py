@@ -21,7 +21,8 @@ def scatter_case(members: Any, dtype: Any, shape: tuple[int, ...], op: int, scal
     result = hvd.reducescatter(
         own, name=name, op=op, process_set=members, prescale_factor=scale, postscale_factor=1 / scale
     )
-    check(result, own_rows(expected(inputs, op, scale, 1 / scale), members.rank(), len(members.ranks)), what)
+    total = expected(inputs, op, scale, 1 / scale, ranks=members.ranks)
+    check(result, own_rows(total, members.rank(), len(members.ranks)), what)
     check(own, inputs[members.rank()], what + ": the input")
 
 

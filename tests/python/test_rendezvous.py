@@ -1,4 +1,4 @@
-"""How ranks of a host meet: who is let in, and what everyone is told when it fails."""
+"""How ranks of one host meet: who is let in, and what everyone is told when it fails."""
 
 import os
 import resource
@@ -11,9 +11,13 @@ import pytest
 from ranks import come_together, mark, marked, run_ranks, start_ranks, wait_for_mark
 
 import horovod.numpy as hvd
-from horovod.common import local_channel, local_rendezvous
+from horovod import __version__
 from horovod.common.environment import read_identity, read_tunables
-from horovod.common.local_channel import MAGIC, Channel, ChannelError, Kind
+from horovod.common.rendezvous.encoding import ProtocolError, Writer
+from horovod.common.rendezvous.follower import Follower
+from horovod.common.rendezvous.messages import Kind
+from horovod.common.rendezvous.proof import ANSWER_SIZE, MAGIC, OPENING_SIZE, Claim, Key, Purpose, encode_opening
+from horovod.common.rendezvous.rank import Rank, local_address
 
 SHORT = {"HOROVOD_START_TIMEOUT": "2"}
 
@@ -221,10 +225,11 @@ def gives_up_and_comes_again() -> float:
     return meet_and_add()
 
 
-def introduce() -> Channel:
+def introduce() -> Follower:
     """The first half of a follower's init: a connection that has said HELLO and was accepted."""
-    identity = read_identity()
-    return local_rendezvous.introduce(identity, local_rendezvous.Hello.of(identity, read_tunables(), [], 41), 20)
+    follower = Follower(Rank.make(read_identity(), read_tunables(), [], 41, None))
+    follower.introduce()
+    return follower
 
 
 def test_a_rank_that_gave_up_may_come_again_while_the_leader_waits() -> None:
@@ -278,37 +283,55 @@ def is_dropped(sock: socket.socket, seconds: float = 8) -> bool:
     return True
 
 
-def attack(identity_key: bytes, name: bytes) -> dict[str, bool]:
+def prove(sock: socket.socket, key: Key) -> None:
+    """The connecting side of the proof, as rank 1's."""
+    claim = Claim(Purpose.LOCAL, 0, 1, 0)
+    sock.sendall(encode_opening(claim, b"c" * 32))
+    answer = sock.recv(ANSWER_SIZE, socket.MSG_WAITALL)
+    sock.sendall(key.check_answer(claim, answer, b"c" * 32))
+
+
+def attack(key: Key, name: bytes) -> dict[str, bool]:
     """Runs every attack against a leader that waits; says of each whether it was turned away."""
     turned_away = {}
     garbage = connect(name)
     garbage.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 100)
     turned_away["garbage"] = is_dropped(garbage, 2)
 
-    wrong_key = Channel(connect(name))
-    with pytest.raises(ChannelError, match="does not know this job's key"):
-        wrong_key.authenticate_connecting(b"not the key", name, time.monotonic() + 5)
-    wrong_key.sock.sendall(b"\0" * 32)
-    turned_away["wrong key"] = is_dropped(wrong_key.sock, 2)
+    wrong_key = connect(name)
+    with pytest.raises(ProtocolError, match="does not know this job's key"):
+        prove(wrong_key, Key(b"not the key", key.context))
+    wrong_key.sendall(b"\0" * 32)
+    turned_away["wrong key"] = is_dropped(wrong_key, 2)
 
     parrot = connect(name)  # sends the leader's own proof back to it
-    parrot.sendall(MAGIC + b"c" * 32)
-    parrot.sendall(parrot.recv(64)[32:])
+    parrot.sendall(encode_opening(Claim(Purpose.LOCAL, 0, 1, 0), b"c" * 32))
+    parrot.sendall(parrot.recv(ANSWER_SIZE, socket.MSG_WAITALL)[32:])
     turned_away["reflection"] = is_dropped(parrot, 2)
 
-    oversized = Channel(connect(name))
-    oversized.authenticate_connecting(identity_key, name, time.monotonic() + 5)
-    oversized.sock.sendall(b"\x01\xff\xff\xff\xff")
-    turned_away["oversized"] = is_dropped(oversized.sock, 2)
+    other_purpose = connect(name)
+    other_purpose.sendall(encode_opening(Claim(Purpose.DATA, 0, 1, 0), b"c" * 32))
+    turned_away["other purpose"] = is_dropped(other_purpose, 2)
 
-    for what, body in (("not JSON", b"{"), ("no object", b"[1]"), ("no fields", b"{}"), ("deep", b"[" * 100000)):
-        odd = Channel(connect(name))
-        odd.authenticate_connecting(identity_key, name, time.monotonic() + 5)
-        odd.sock.sendall(bytes([Kind.HELLO]) + len(body).to_bytes(4, "big") + body)
-        turned_away[what] = is_dropped(odd.sock, 2)
+    oversized = connect(name)
+    prove(oversized, key)
+    oversized.sendall(b"\x01\xff\xff\xff\xff")
+    turned_away["oversized"] = is_dropped(oversized, 2)
+
+    for what, kind, body in (
+        ("unknown kind", 99, b""),
+        ("not HELLO", Kind.GO, b""),
+        ("empty", Kind.HELLO, b""),
+        ("a version and no more", Kind.HELLO, Writer().text(__version__).bytes()),
+        ("a long text", Kind.HELLO, b"\xff" * 40),
+    ):
+        odd = connect(name)
+        prove(odd, key)
+        odd.sendall(bytes([kind]) + len(body).to_bytes(4, "big") + body)
+        turned_away[what] = is_dropped(odd, 2)
 
     half_open, silent = connect(name), connect(name)
-    half_open.sendall(MAGIC + b"1234")
+    half_open.sendall((MAGIC + b"1234")[: OPENING_SIZE - 1])
     turned_away["half-open"] = is_dropped(half_open)
     turned_away["silent"] = is_dropped(silent)
     return turned_away
@@ -318,7 +341,8 @@ def attacked() -> object:
     if os.environ["HOROVOD_RANK"] != "1":
         return meet_and_add()
     identity = read_identity()
-    turned_away = attack(identity.secret_key, local_channel.socket_name(identity))
+    name = local_address(identity)
+    turned_away = attack(Key(identity.secret_key, name), name)
     assert meet_and_add() == 6.0
     return turned_away
 
@@ -326,14 +350,14 @@ def attacked() -> object:
 def test_strangers_are_turned_away_and_disturb_nobody() -> None:
     results = run_ranks(3, attacked)
     assert results[0] == results[2] == 6.0
-    assert len(results[1]) == 10
+    assert len(results[1]) == 12
     assert all(results[1].values()), results[1]
 
 
 def crowded() -> float:
     if os.environ["HOROVOD_RANK"] != "1":
         return meet_and_add()
-    name = local_channel.socket_name(read_identity())
+    name = local_address(read_identity())
     crowd = [connect(name) for _ in range(400)]
     result = meet_and_add()
     assert len(crowd) == 400
@@ -346,7 +370,7 @@ def test_a_crowd_of_silent_connections_does_not_keep_ranks_out() -> None:
 
 def squatted() -> tuple[str, str, bool] | None:
     """Rank 0 is replaced by a process that listens at the right place but does not know the key."""
-    name = local_channel.socket_name(read_identity())
+    name = local_address(read_identity())
     if os.environ["HOROVOD_RANK"] == "1":
         wait_for_mark("listening")
         result = failing_init()
@@ -363,8 +387,8 @@ def squatted() -> tuple[str, str, bool] | None:
             except TimeoutError:
                 continue
             with sock:
-                sock.recv(40)
-                sock.sendall(b"\0" * 64)
+                sock.recv(OPENING_SIZE)
+                sock.sendall(b"\0" * ANSWER_SIZE)
     return None
 
 

@@ -1,0 +1,25 @@
+"""How the ranks of a job meet, from the outside in.
+
+    meeting.py        what init calls: who leads, who follows; the protocol within a host
+    leader.py         the side of a host's local rank 0
+    follower.py       the side of its other ranks
+    server.py         where the leaders of several hosts meet; the protocol between hosts
+    server_line.py    a leader's connection to it
+    hosting.py        the server in a thread, where there is no launcher
+    mesh.py           connections between ranks of different hosts
+    rank.py           what a rank is at a meeting
+    table.py          what hosts say -> the table of all ranks, or their contradiction
+    wiring.py         what the engine gets in the end
+    door.py           the listening side of every connection
+    caller.py         its connecting side
+    connection.py     frames and exact reads in a loop
+    descriptors.py    descriptors over a Unix socket
+    addresses.py      where this machine listens
+    proof.py          challenge and response
+    messages.py       what is said, as bytes
+    encoding.py       numbers, texts and lists as bytes
+    loop.py           one selector and a clock
+    times.py          how long what is waited for
+
+The server needs nothing of the engine: the launcher imports it without loading the extension.
+"""

@@ -1,0 +1,102 @@
+"""Where this machine listens, and where the others are."""
+
+import contextlib
+import socket
+
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.rendezvous.caller import Address
+from horovod.common.rendezvous.messages import Endpoint
+
+BACKLOG = 4096  # the kernel has its own limit as well
+
+
+def resolve(host: str, port: int) -> list[Address]:
+    """All addresses of a name, or the one that it is.
+
+    Raises:
+        OSError: The name is unknown.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """A socket that listens at a name or address of this machine; port 0: any port.
+
+    Raises:
+        OSError: The name is unknown or not of this machine, or the port is in use.
+    """
+    trouble: OSError | None = None
+    for family, address in resolve(host, port):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # For a job that begins right after another: connections that were closed still hold the port for a while.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            return listener
+        except OSError as error:
+            listener.close()
+            trouble = trouble or error
+    raise trouble or OSError(f"{host} has no address")
+
+
+def endpoint_of(listener: socket.socket) -> Endpoint:
+    """Where a socket is bound."""
+    address = listener.getsockname()
+    return Endpoint(address[0], address[1])
+
+
+def bind_for_peers(server: list[Address], interface: str | None) -> socket.socket:
+    """A socket bound to the address by which this host reaches the server; it does not listen yet.
+
+    Args:
+        server: The addresses of the server.
+        interface: The network interface to use instead.
+
+    Raises:
+        HorovodInternalError: No address could be found.
+        ValueError: There is no such interface, or it has no address of the server's family.
+    """
+    trouble = "it has no address"
+    for family, address in server:
+        own = _address_of_interface(interface, family) if interface else None
+        try:
+            own = own or _address_towards(family, address)
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                listener.bind(own)
+                return listener
+            except BaseException:
+                listener.close()
+                raise
+        except OSError as error:
+            trouble = error.strerror or str(error)
+    raise HorovodInternalError(
+        f"init: found no own address from which to reach the rendezvous at {server[0][1][0]}: {trouble}. "
+        "HOROVOD_GLOO_IFACE may name the network interface to use."
+    )
+
+
+def _address_towards(family: socket.AddressFamily, address: tuple[object, ...]) -> tuple[object, ...]:
+    """The address that this host has on its way to another; nothing is sent."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        own: tuple[object, ...] = probe.getsockname()
+    return (own[0], 0, *own[2:])
+
+
+def _address_of_interface(interface: str, family: socket.AddressFamily) -> tuple[object, ...]:
+    import psutil
+
+    addresses = psutil.net_if_addrs()
+    if interface not in addresses:
+        raise ValueError(f"HOROVOD_GLOO_IFACE={interface!r}: there is no such interface here ({', '.join(addresses)}).")
+    for found in addresses[interface]:
+        if found.family == family:
+            with contextlib.suppress(OSError):
+                return (*resolve(found.address, 0)[0][1],)
+    raise ValueError(
+        f"HOROVOD_GLOO_IFACE={interface!r}: the interface has no {family.name.removeprefix('AF_')} address, which the "
+        "rendezvous has."
+    )

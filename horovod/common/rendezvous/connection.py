@@ -1,0 +1,173 @@
+"""A connection in a loop: exact reads, frames, and writes that never block.
+
+It never takes more bytes from the socket than it was told to expect: descriptors may follow a frame (descriptors.py),
+and a connection between hosts is handed to the engine after its last frame.
+"""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+
+from horovod.common.rendezvous.encoding import ProtocolError
+from horovod.common.rendezvous.loop import READ, WRITE, Loop, Timer
+from horovod.common.rendezvous.messages import HEADER_SIZE, Kind, decode_header, encode_frame
+
+_CHUNK = 256 << 10
+
+
+class Connection:
+    """A socket whose other side is talked to by callbacks.
+
+    Attributes:
+        on_frame: Called with every frame.
+        on_closed: Called with the reason once the connection is of no use; it has been closed then.
+    """
+
+    def __init__(self, sock: socket.socket, loop: Loop, on_closed: Callable[[str], object]) -> None:
+        """Takes over a socket; waits for nothing before `expect` or `expect_frames`."""
+        self.on_frame: Callable[[Kind, bytes], object] = _nobody_listens
+        self.on_closed = on_closed
+        sock.setblocking(False)
+        self._sock: socket.socket | None = sock
+        self._loop = loop
+        self._needed = 0
+        self._received = bytearray()
+        self._then: Callable[[bytes], object] | None = None
+        self._outgoing = bytearray()
+        self._ending = False
+        self._end_timer: Timer | None = None
+
+    @property
+    def sock(self) -> socket.socket:
+        """The socket, while it is open."""
+        assert self._sock is not None
+        return self._sock
+
+    def is_open(self) -> bool:
+        """Whether it can still be used."""
+        return self._sock is not None
+
+    def expect(self, size: int, then: Callable[[bytes], object]) -> None:
+        """Calls back, once, with the next `size` bytes."""
+        self._needed, self._then = size, then
+        self._watch()
+
+    def expect_frames(self, on_frame: Callable[[Kind, bytes], object]) -> None:
+        """Calls back with every frame from now on."""
+        self.on_frame = on_frame
+        self.expect(HEADER_SIZE, self._header)
+
+    def send(self, data: bytes) -> None:
+        """Sends when there is room. A connection that is gone is noticed by reading."""
+        if self._sock is None or self._ending:
+            return
+        self._outgoing += data
+        self._flush()
+
+    def say(self, kind: Kind, body: bytes = b"") -> None:
+        """Sends a frame."""
+        self.send(encode_frame(kind, body))
+
+    def has_sent_all(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return not self._outgoing
+
+    def close(self) -> None:
+        """Closes the connection; nobody is called back."""
+        sock = self.detach()
+        if sock is not None:
+            sock.close()
+
+    def detach(self) -> socket.socket | None:
+        """Gives the socket away, if it is open."""
+        sock, self._sock, self._then = self._sock, None, None
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        if sock is not None:
+            self._loop.forget(sock.fileno())
+        return sock
+
+    def end_after(self, kind: Kind, body: bytes, seconds: float) -> None:
+        """Says a last thing, and closes when the other side has, which shows that it was heard, or after some time."""
+        if self._sock is None or self._ending:
+            return
+        self.say(kind, body)
+        self._ending = True
+        self.on_closed = lambda _reason: None
+        self.on_frame = lambda _kind, _body: None
+        self._end_timer = self._loop.at(time.monotonic() + seconds, self.close)
+        self._flush()
+
+    def _watch(self) -> None:
+        if self._sock is None:
+            return
+        events = (READ if self._then is not None else 0) | (WRITE if self._outgoing else 0)
+        if events:
+            self._loop.watch(self._sock.fileno(), events, self._on_ready)
+        else:
+            self._loop.forget(self._sock.fileno())
+
+    def _on_ready(self, events: int) -> None:
+        if events & WRITE:
+            self._flush()
+        if events & READ:
+            self._read()
+            self._watch()
+
+    def _flush(self) -> None:
+        if self._sock is None:
+            return
+        try:
+            while self._outgoing:
+                del self._outgoing[: self._sock.send(self._outgoing[:_CHUNK])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._outgoing.clear()
+        if self._ending and not self._outgoing:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_WR)
+        self._watch()
+
+    def _read(self) -> None:
+        while self._sock is not None and self._then is not None:
+            if len(self._received) < self._needed:
+                try:
+                    part = self._sock.recv(min(self._needed - len(self._received), _CHUNK))
+                except BlockingIOError:
+                    return
+                except ConnectionError:  # a process that dies with something unread
+                    self._lose("the connection was closed")
+                    return
+                except OSError as error:
+                    self._lose(f"the connection failed: {error.strerror or error}")
+                    return
+                if not part:
+                    self._lose("the connection was closed")
+                    return
+                self._received += part
+                continue
+            data, self._received = bytes(self._received), bytearray()
+            then, self._then = self._then, None
+            try:
+                then(data)
+            except ProtocolError as error:
+                self._lose(str(error))
+
+    def _lose(self, reason: str) -> None:
+        self.close()
+        self.on_closed(reason)
+
+    def _header(self, data: bytes) -> None:
+        kind, length = decode_header(data)
+        self.expect(length, lambda body: self._frame(kind, body))
+
+    def _frame(self, kind: Kind, body: bytes) -> None:
+        self.on_frame(kind, body)
+        if self._sock is not None and self._then is None:
+            self.expect(HEADER_SIZE, self._header)
+
+
+def _nobody_listens(kind: Kind, _body: bytes) -> None:
+    raise ProtocolError(f"expected nothing, got {kind.name}")

@@ -1,0 +1,153 @@
+"""Connections between ranks of different hosts.
+
+Words: a *link* joins two ranks of different hosts, for data: every such pair has one (a full mesh). A *control* joins
+rank 0 with the leader (local rank 0) of each other host. The higher rank of a pair connects, the lower one listens.
+
+Every rank has bound its listening socket before the table is made, so that its port is in it, but begins to listen only
+when it has the table: until then connections are refused, and nobody can fill the queue. From then on
+
+    higher rank                                   lower rank
+    OPENING (purpose, generation, both ranks)  ->
+                                              <-  ANSWER       (proof.py)
+    PROOF, HELLO                               ->
+                                              <-  ACCEPTED     now both have it
+
+The side that connects tries again until its deadline, since the other one may not listen yet; the one that listens
+takes a later connection of a rank in place of an earlier one. Neither takes a connection that fails for the end of the
+attempt: if a rank has died, its host says so (leader.py), with a better reason. A rank listens until all of its own
+links are there.
+"""
+
+import socket
+from collections.abc import Iterable
+
+from horovod.common.rendezvous.addresses import BACKLOG
+from horovod.common.rendezvous.caller import Caller
+from horovod.common.rendezvous.connection import Connection
+from horovod.common.rendezvous.door import MAX_STRANGERS, Door
+from horovod.common.rendezvous.encoding import ProtocolError
+from horovod.common.rendezvous.loop import Loop
+from horovod.common.rendezvous.messages import Endpoint, Kind, encode_accepted, encode_frame
+from horovod.common.rendezvous.proof import Claim, Key, Purpose
+from horovod.common.rendezvous.table import Table
+
+_End = tuple[Purpose, int]  # what for, and with which rank
+
+
+def ends_of(rank: int, table: Table) -> list[_End]:
+    """The connections that a rank has."""
+    host = table.host_of[rank]
+    ends = [(Purpose.DATA, peer) for peer in range(table.size) if table.host_of[peer] != host]
+    leaders = table.leaders()
+    if rank == 0:
+        ends += [(Purpose.CONTROL, leader) for leader in leaders[1:]]
+    elif rank in leaders:
+        ends.append((Purpose.CONTROL, 0))
+    return ends
+
+
+class Mesh:
+    """The connections of one rank to those of the other hosts, in a loop."""
+
+    def __init__(self, loop: Loop, rank: int, table: Table, listener: socket.socket, key: Key) -> None:
+        """Begins to listen and to connect; takes the listening socket over."""
+        self._loop, self._rank, self._table = loop, rank, table
+        self._connected: dict[_End, socket.socket] = {}
+        self._callers: dict[_End, Caller] = {}
+        ends = ends_of(rank, table)
+        self._awaited = {end for end in ends if end[1] > rank}
+        listener.listen(BACKLOG)
+        self._door = Door(
+            loop,
+            listener,
+            key,
+            admits=self._admits,
+            on_guest=self._on_guest,
+            max_strangers=max(MAX_STRANGERS, 2 * len(self._awaited)),
+        )
+        for purpose, peer in ends:
+            if peer < rank:
+                self._call(purpose, peer, key)
+
+    def is_complete(self) -> bool:
+        """Whether every connection is there."""
+        return not self._callers and self._awaited <= self._connected.keys()
+
+    def missing(self) -> str:
+        """Which connections are not there, and why, in words."""
+        texts = [
+            f"{self._table.describe(peer)} at {self._table.endpoints[peer]} did not accept a connection "
+            f"({caller.trouble})"
+            for (_, peer), caller in sorted(self._callers.items())
+        ]
+        absent = sorted({peer for _, peer in self._awaited - self._connected.keys()})
+        texts += [f"{self._table.describe(peer)} did not connect" for peer in absent]
+        shown = "; ".join(texts[:6]) + ("; ..." if len(texts) > 6 else "")
+        return shown + (f". Here {self._door.trouble}" if self._door.trouble else "")
+
+    def take(self) -> tuple[list[int], list[int]]:
+        """The descriptors, the caller's from now on: links by rank and controls by host; -1 where there is none."""
+        links, controls = [-1] * self._table.size, [-1] * len(self._table.hosts)
+        for (purpose, peer), sock in self._connected.items():
+            if purpose is Purpose.DATA:
+                links[peer] = sock.detach()
+            else:
+                controls[self._table.host_of[peer]] = sock.detach()
+        self._connected.clear()
+        self.close()
+        return links, controls
+
+    def close(self) -> None:
+        """Stops listening and connecting, and closes the connections that were not taken."""
+        self._door.close()
+        for caller in self._callers.values():
+            caller.close()
+        self._callers.clear()
+        _close_all(self._connected.values())
+        self._connected.clear()
+
+    def _call(self, purpose: Purpose, peer: int, key: Key) -> None:
+        def on_answer(connection: Connection, kind: Kind, _body: bytes) -> None:
+            if kind is Kind.ACCEPTED:
+                del self._callers[purpose, peer]
+                self._keep((purpose, peer), connection)
+            else:
+                connection.close()
+                self._call(purpose, peer, key)
+
+        claim = Claim(purpose, self._table.generation, self._rank, peer)
+        address = _socket_address(self._table.endpoints[peer])
+        self._callers[purpose, peer] = Caller(
+            self._loop, [address], key, claim=claim, first_frame=encode_frame(Kind.HELLO), on_answer=on_answer
+        )
+
+    def _admits(self, claim: Claim) -> bool:
+        return (
+            claim.generation == self._table.generation
+            and claim.receiver == self._rank
+            and (claim.purpose, claim.sender) in self._awaited
+        )
+
+    def _on_guest(self, connection: Connection, claim: Claim, kind: Kind, body: bytes) -> None:
+        if kind is not Kind.HELLO or body:
+            raise ProtocolError(f"expected an empty HELLO, got {kind.name} of {len(body)} bytes")
+        connection.say(Kind.ACCEPTED, encode_accepted(0.0))
+        if not connection.has_sent_all():  # a few bytes on a new connection: there is room, or it is of no use
+            raise ProtocolError("it does not read")
+        self._keep((claim.purpose, claim.sender), connection)
+
+    def _keep(self, end: _End, connection: Connection) -> None:
+        sock = connection.detach()
+        assert sock is not None
+        _close_all([former] if (former := self._connected.get(end)) else [])
+        self._connected[end] = sock
+
+
+def _socket_address(endpoint: Endpoint) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
+    return family, (endpoint.address, endpoint.port)
+
+
+def _close_all(sockets: Iterable[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()

@@ -1,0 +1,132 @@
+"""A leader's connection to the rendezvous server; server.py has the protocol."""
+
+import os
+import time
+from collections.abc import Sequence
+
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.rendezvous.caller import Address, Caller
+from horovod.common.rendezvous.connection import Connection
+from horovod.common.rendezvous.loop import Loop
+from horovod.common.rendezvous.messages import (
+    Hello,
+    HostHello,
+    Kind,
+    decode_accepted,
+    decode_error,
+    encode_error,
+    encode_frame,
+)
+from horovod.common.rendezvous.proof import Claim, Key, Purpose
+from horovod.common.rendezvous.server import lost
+from horovod.common.rendezvous.times import VERDICT_SECONDS
+
+
+class ServerLine:
+    """Says what the host does, and hears what the others do. What goes wrong is raised from the loop."""
+
+    def __init__(self, loop: Loop, hello: Hello, addresses: Sequence[Address], key: Key, timeout: float) -> None:
+        """Begins to connect; if it does not come about in time, the loop raises that."""
+        self._loop, self._place, self._timeout = loop, hello.place, timeout
+        self._server = f"the rendezvous at {addresses[0][1][0]} port {addresses[0][1][1]}"
+        self._deadline = time.monotonic() + timeout
+        self._connection: Connection | None = None
+        self._asked_for: Kind | None = None
+        self._heard: bytes | None = None
+        self._verdict: Exception | None = None
+        self._lost: str | None = None  # why the connection has ended
+        host_hello = HostHello(hello.version, hello.place, os.getpid(), timeout)
+        self._caller = Caller(
+            loop,
+            addresses,
+            key,
+            claim=Claim(Purpose.HOST, 0, hello.place.rank, 0),
+            first_frame=encode_frame(Kind.HELLO, host_hello.encode()),
+            on_answer=self._on_answer,
+        )
+        self._timer = loop.at(self._deadline, self._give_up)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._timer.cancel()
+        self._caller.close()
+        if self._connection is not None:
+            self._connection.close()
+
+    def seconds_left(self) -> float:
+        """How long the server still waits for hosts, as far as we know."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def say(self, kind: Kind, body: bytes = b"") -> None:
+        """Says something, once there is a connection."""
+        self._loop.run_until(lambda: self._connection is not None, self._deadline + 1)
+        assert self._connection is not None  # or the time was over and the loop has raised
+        self._connection.say(kind, body)
+
+    def expect(self, kind: Kind, seconds: float) -> bytes:
+        """Waits for what the server says next.
+
+        Raises:
+            HorovodInternalError, ValueError: What went wrong instead, here or elsewhere.
+        """
+        if self._lost is not None:
+            raise HorovodInternalError(lost(self._server, self._lost))
+        self._asked_for, self._heard = kind, None
+        if not self._loop.run_until(lambda: self._heard is not None, time.monotonic() + seconds):
+            raise HorovodInternalError(lost(self._server, f"no {kind.name} in time"))
+        heard, self._asked_for, self._heard = self._heard, None, None
+        assert heard is not None
+        return heard
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Says why this host gives up.
+
+        Returns:
+            The reason that the server has told to all hosts, which is another one if another host was quicker.
+        """
+        if self._verdict is not None or self._connection is None or not self._connection.is_open():
+            return error
+        self._connection.on_closed = lambda _reason: None
+        self._connection.on_frame = self._on_verdict
+        self._connection.say(Kind.FAILED, encode_error(error, self._place))
+        if not isinstance(error, Exception):  # who presses Ctrl-C does not want to wait
+            return error
+        connection = self._connection
+        deadline = time.monotonic() + VERDICT_SECONDS
+        self._loop.run_until(lambda: self._verdict is not None or not connection.is_open(), deadline)
+        return self._verdict or error
+
+    def _on_answer(self, connection: Connection, kind: Kind, body: bytes) -> None:
+        self._timer.cancel()
+        self._connection = connection
+        connection.on_frame = self._on_frame
+        connection.on_closed = self._on_closed
+        if kind is not Kind.ACCEPTED:
+            self._on_frame(kind, body)
+            return
+        seconds, _ = decode_accepted(body)
+        self._deadline = time.monotonic() + seconds
+
+    def _on_frame(self, kind: Kind, body: bytes) -> None:
+        if kind is Kind.FAILED:
+            self._verdict = decode_error(body)
+            raise self._verdict
+        if kind is not self._asked_for or self._heard is not None:
+            raise HorovodInternalError(lost(self._server, f"it said {kind.name} unasked"))
+        self._heard = body
+
+    def _on_verdict(self, kind: Kind, body: bytes) -> None:
+        if kind is Kind.FAILED:
+            self._verdict = decode_error(body)
+
+    def _on_closed(self, reason: str) -> None:
+        self._lost = reason
+        if self._heard is None:  # what was said before is still good
+            raise HorovodInternalError(lost(self._server, reason))
+
+    def _give_up(self) -> None:
+        raise HorovodInternalError(
+            f"init: {self._place} did not reach {self._server} within {self._timeout:g} s ({self._caller.trouble}). "
+            "Does HOROVOD_GLOO_RENDEZVOUS_ADDR lead to it from this host, and have all hosts the same HOROVOD_JOB_ID "
+            "and HOROVOD_SECRET_KEY?"
+        )
