@@ -172,6 +172,18 @@ def require_id(process_set: ProcessSet) -> int:
     return process_set.process_set_id
 
 
+def own_share(shape: tuple[int, ...], process_set: ProcessSet) -> tuple[int, ...]:
+    """The shape of this rank's part of a reducescatter.
+
+    Of n rows the r-th of s ranks gets n / s, and one more if r < n % s. What can't be divided is returned as it is: the
+    engine will refuse it.
+    """
+    if not shape or not process_set.ranks or not process_set.included():
+        return shape
+    rows, longer = divmod(shape[0], len(process_set.ranks))
+    return rows + (1 if process_set.rank() < longer else 0), *shape[1:]  # type: ignore[operator]
+
+
 def _checked_ranks(process_set: ProcessSet, size: int, what: str) -> list[int]:
     """The ranks of a set that could be registered."""
     ranks = list(range(size)) if process_set is global_process_set else (process_set.ranks or [])
