@@ -70,12 +70,14 @@ from horovod.torch.mpi_ops import (
     stop_timeline,
     synchronize,
 )
+from horovod.torch.optimizer import DistributedOptimizer
 from horovod.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DistributedOptimizer",
     "HorovodInternalError",
     "HorovodMismatchError",
     "Max",
