@@ -141,7 +141,9 @@ def reducescatter_request(
 ) -> BufferRequest:
     """The arguments of the engine's buffer functions, for a dense array."""
     code = code_of(array)
-    output = np.empty(own_share(array.shape, process_set), array.dtype)
+    # A scalar has no rows; the engine will refuse it.
+    shape = (own_share(array.shape[0], process_set), *array.shape[1:]) if array.ndim else ()
+    output = np.empty(shape, array.dtype)
     return _core.REDUCESCATTER, full_name, code, array, output, op, 0, set_id, prescale_factor, postscale_factor
 
 

@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLR0917
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,17 +9,21 @@ import torch
 from torch import Tensor
 
 from horovod import _core
-from horovod.common.handles import start_group, synchronize
+from horovod.common.handles import synchronize
 from horovod.common.names import member_names, operation_name
 from horovod.common.process_sets import ProcessSet, global_process_set, require_id
 from horovod.common.reduce_ops import ALL as _REDUCE_OPS
 from horovod.common.reduce_ops import Average, reduce_op
+from horovod.torch import compiled
 from horovod.torch.autograd import HorovodAllreduce, HorovodGroupedAllreduce
+from horovod.torch.compiled import finished
 from horovod.torch.compression import Compression, Compressor
-from horovod.torch.requests import Request, allreduce_request
+from horovod.torch.requests import Request, allreduce_request, start_all
 from horovod.torch.tensors import Memory, for_result, in_place
 
+# Bound once: these are on the way of every small operation.
 _is_grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
 
 
 def _request(
@@ -39,6 +42,19 @@ def _request(
     set_id = require_id(process_set)
     full_name = operation_name("allreduce", name, set_id)
     return allreduce_request(memory, full_name, op, set_id, prescale_factor, postscale_factor)
+
+
+def _compiled(
+    tensor: Tensor,
+    average: bool | None,
+    name: str | None,
+    op: int | None,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> Tensor:
+    op, set_id = reduce_op(op, average), require_id(process_set)
+    return compiled.allreduce(tensor, name, "", op, set_id, prescale_factor, postscale_factor)  # type: ignore[no-any-return]
 
 
 def allreduce(
@@ -75,10 +91,10 @@ def allreduce(
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
     compressed, context = compression.compress(tensor)
-    if compressed.requires_grad and _is_grad_enabled():
-        reduced = HorovodAllreduce.apply(  # type: ignore[no-untyped-call]
-            compressed, average, name, op, prescale_factor, postscale_factor, process_set
-        )
+    if _is_compiling():
+        reduced = _compiled(compressed, average, name, op, prescale_factor, postscale_factor, process_set)
+    elif isinstance(compressed, Tensor) and compressed.requires_grad and _is_grad_enabled():
+        reduced = HorovodAllreduce.apply(compressed, average, name, op, prescale_factor, postscale_factor, process_set)  # type: ignore[no-untyped-call]
     else:
         memory = for_result(compressed)
         reduced = _core.run(*_request(memory, average, name, op, prescale_factor, postscale_factor, process_set))
@@ -95,6 +111,9 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As allreduce, but only starts it; returns a handle for poll and synchronize. Not differentiable."""
+    if _is_compiling():
+        result = _compiled(tensor.detach(), average, name, op, prescale_factor, postscale_factor, process_set)
+        return finished(result)
     memory = for_result(tensor)
     return _core.submit(*_request(memory, average, name, op, prescale_factor, postscale_factor, process_set))
 
@@ -109,6 +128,9 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """As allreduce, but in place; returns the same tensor. Not differentiable."""
+    if _is_compiling():
+        result = _compiled(tensor.detach(), average, name, op, prescale_factor, postscale_factor, process_set)
+        return compiled.copied_into(tensor, result)
     memory = in_place(tensor)
     return _core.run(  # type: ignore[no-any-return]
         *_request(memory, average, name, op, prescale_factor, postscale_factor, process_set)
@@ -125,6 +147,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As allreduce_, but only starts it; returns a handle. The tensor must be left alone until synchronize."""
+    if _is_compiling():
+        return finished(allreduce_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
     memory = in_place(tensor)
     return _core.submit(*_request(memory, average, name, op, prescale_factor, postscale_factor, process_set))
 
@@ -144,11 +168,24 @@ def _start_group(
     op = reduce_op(op, average)
     set_id = require_id(process_set)
     names = member_names("grouped_allreduce", name, set_id, len(memories))
-    return start_group(
-        functools.partial(
-            _core.submit, *allreduce_request(memory, full_name, op, set_id, prescale_factor, postscale_factor)
-        )
+    return start_all(
+        allreduce_request(memory, full_name, op, set_id, prescale_factor, postscale_factor)
         for memory, full_name in zip(memories, names, strict=True)
+    )
+
+
+def _compiled_group(
+    tensors: Sequence[Tensor],
+    average: bool | None,
+    name: str | None,
+    op: int | None,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> list[Tensor]:
+    op, set_id = reduce_op(op, average), require_id(process_set)
+    return compiled.grouped_allreduce(  # type: ignore[no-any-return]
+        list(tensors), name, "", op, set_id, prescale_factor, postscale_factor
     )
 
 
@@ -172,7 +209,9 @@ def grouped_allreduce(
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
     reduced: Any
-    if _is_grad_enabled() and any(tensor.requires_grad for tensor in compressed):
+    if _is_compiling():
+        reduced = _compiled_group(compressed, average, name, op, prescale_factor, postscale_factor, process_set)
+    elif _is_grad_enabled() and any(tensor.requires_grad for tensor in compressed):
         reduced = HorovodGroupedAllreduce.apply(  # type: ignore[no-untyped-call]
             average, name, op, prescale_factor, postscale_factor, process_set, *compressed
         )
@@ -193,6 +232,10 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As grouped_allreduce, but only starts it; returns one handle, for which synchronize returns all tensors."""
+    if _is_compiling():
+        inputs = [tensor.detach() for tensor in tensors]
+        results = _compiled_group(inputs, average, name, op, prescale_factor, postscale_factor, process_set)
+        return finished(results)
     memories = [for_result(tensor) for tensor in tensors]
     return _start_group(memories, average, name, op, prescale_factor, postscale_factor, process_set)
 
@@ -207,7 +250,12 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """As grouped_allreduce, but in place; returns the same tensors. Not differentiable."""
-    handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+    if _is_compiling():
+        inputs = [tensor.detach() for tensor in tensors]
+        results = _compiled_group(inputs, average, name, op, prescale_factor, postscale_factor, process_set)
+        return [compiled.copied_into(tensor, result) for tensor, result in zip(tensors, results, strict=True)]
+    memories = [in_place(tensor) for tensor in tensors]
+    handle = _start_group(memories, average, name, op, prescale_factor, postscale_factor, process_set)
     return synchronize(handle)  # type: ignore[no-any-return]
 
 
@@ -221,5 +269,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As grouped_allreduce_, but only starts it; returns one handle. Leave the tensors alone until synchronize."""
+    if _is_compiling():
+        return finished(grouped_allreduce_(tensors, average, name, op, prescale_factor, postscale_factor, process_set))
     memories = [in_place(tensor) for tensor in tensors]
     return _start_group(memories, average, name, op, prescale_factor, postscale_factor, process_set)

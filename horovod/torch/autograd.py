@@ -11,46 +11,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from horovod import _core
 from horovod.common.basics import basics
-from horovod.common.handles import start_group, synchronize
 from horovod.common.names import member_names, operation_name
-from horovod.common.process_sets import ProcessSet, require_id
+from horovod.common.process_sets import ProcessSet, own_share, require_id
 from horovod.common.reduce_ops import Average, Sum, reduce_op
 from horovod.torch.requests import (
-    Request,
-    RequestWithSplits,
     allgather_request,
     allreduce_request,
     alltoall_request,
     broadcast_request,
+    own_rows,
+    padded,
     reducescatter_request,
+    run,
+    run_group,
 )
-from horovod.torch.tensors import code_of, contiguous, for_result
+from horovod.torch.tensors import code_of, contiguous, for_result, rows_of
 
 Tensors = tuple[Tensor, ...]
-
-
-def run(request: Request | RequestWithSplits) -> Any:
-    """Runs an operation to its end."""
-    return _core.run(*request)
-
-
-def run_group(requests: list[Request]) -> list[Any]:
-    """Runs operations together."""
-    return synchronize(start_group([lambda request=request: _core.submit(*request) for request in requests]))  # type: ignore[no-any-return, misc]
 
 
 def _allreduced(grad: Tensor, name: str, op: int, set_id: int, prescale: float = 1.0, postscale: float = 1.0) -> Tensor:
     # Contiguous, since autograd chooses the layout of gradients, and may choose differently on each rank.
     memory = for_result(contiguous(grad))
     return run(allreduce_request(memory, name, op, set_id, prescale, postscale))  # type: ignore[no-any-return]
-
-
-def _own_rows(total: Tensor, received: Tensor, process_set: ProcessSet) -> Tensor:
-    counts = received.tolist()
-    position = process_set.rank() or 0
-    return total.narrow(0, sum(counts[:position]), counts[position])
 
 
 class HorovodAllreduce(torch.autograd.Function):
@@ -120,15 +104,15 @@ class HorovodAllgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:  # noqa: D102
         code_of(tensor)  # an error before an unnamed operation is counted
-        ctx.process_set, set_id = process_set, require_id(process_set)
-        ctx.name = operation_name("allgather", name, set_id)
-        output, ctx.received = run(allgather_request(tensor, ctx.name, set_id, with_received=True))
+        ctx.set_id = require_id(process_set)
+        ctx.name = operation_name("allgather", name, ctx.set_id)
+        output, ctx.received = run(allgather_request(tensor, ctx.name, ctx.set_id, with_received=True))
         return output  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:  # noqa: D102
-        grad = _allreduced(grad_output, f"{ctx.name}.grad", Average, require_id(ctx.process_set))
-        return _own_rows(grad, ctx.received, ctx.process_set), None, None
+        grad = _allreduced(grad_output, f"{ctx.name}.grad", Average, ctx.set_id)
+        return own_rows(grad, ctx.received, ctx.set_id), None, None
 
 
 class HorovodGroupedAllgather(torch.autograd.Function):
@@ -138,7 +122,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Tensors:  # noqa: D102
         for tensor in tensors:
             code_of(tensor)
-        ctx.process_set, ctx.set_id = process_set, require_id(process_set)
+        ctx.set_id = require_id(process_set)
         ctx.names = member_names("grouped_allgather", name, ctx.set_id, len(tensors))
         pairs = run_group(
             [
@@ -153,7 +137,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     def backward(ctx: Any, *grad_output: Tensor) -> Any:  # noqa: D102
         ctx.op, ctx.factors = Average, (1.0, 1.0)
         grads = _grouped_allreduce([for_result(contiguous(grad)) for grad in grad_output], ctx, ".grad")
-        rows = [_own_rows(grad, got, ctx.process_set) for grad, got in zip(grads, ctx.received, strict=True)]
+        rows = [own_rows(grad, got, ctx.set_id) for grad, got in zip(grads, ctx.received, strict=True)]
         return None, None, *rows
 
 
@@ -183,7 +167,7 @@ class HorovodAlltoall(torch.autograd.Function):
         ctx: Any, tensor: Tensor, splits: list[int] | None, name: str | None, process_set: ProcessSet
     ) -> tuple[Tensor, Tensor]:
         code_of(tensor)
-        ctx.set_id, ctx.rows = require_id(process_set), tensor.shape[0] if tensor.dim() else 0
+        ctx.set_id, ctx.rows = require_id(process_set), rows_of(tensor)
         ctx.name = operation_name("alltoall", name, ctx.set_id)
         output, received = run(alltoall_request(tensor, splits, ctx.name, ctx.set_id, with_received=True))
         ctx.received = received.tolist()
@@ -193,10 +177,8 @@ class HorovodAlltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor, *dead_gradients: Tensor) -> Any:  # noqa: D102
         request = alltoall_request(grad_output, ctx.received, f"{ctx.name}.grad", ctx.set_id, with_received=False)
-        grad = run(request)
-        if grad.shape[0] < ctx.rows:  # rows beyond the sum of the splits went nowhere
-            grad = torch.cat([grad, grad.new_zeros(ctx.rows - grad.shape[0], *grad.shape[1:])])
-        return grad, None, None, None
+        # Rows beyond the sum of the splits went nowhere.
+        return padded(run(request), ctx.rows), None, None, None
 
 
 class HorovodReducescatter(torch.autograd.Function):
@@ -213,15 +195,16 @@ class HorovodReducescatter(torch.autograd.Function):
         postscale_factor: float,
     ) -> Tensor:
         code_of(tensor)
-        set_id = require_id(process_set)
-        ctx.process_set, ctx.factor = process_set, _backward_factor(op, process_set, prescale_factor, postscale_factor)
-        ctx.name = operation_name("reducescatter", name, set_id)
-        request = reducescatter_request(tensor, ctx.name, op, process_set, set_id, prescale_factor, postscale_factor)
+        ctx.set_id = require_id(process_set)
+        ctx.factor = backward_factor(op, process_set, prescale_factor, postscale_factor)
+        ctx.name = operation_name("reducescatter", name, ctx.set_id)
+        share = own_share(rows_of(tensor), process_set)
+        request = reducescatter_request(tensor, ctx.name, op, ctx.set_id, share, prescale_factor, postscale_factor)
         return run(request)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:  # noqa: D102
-        grad = run(allgather_request(grad_output, f"{ctx.name}.grad", require_id(ctx.process_set)))
+        grad = run(allgather_request(grad_output, f"{ctx.name}.grad", ctx.set_id))
         return _times(grad, ctx.factor), None, None, None, None, None
 
 
@@ -241,13 +224,12 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
         for tensor in tensors:
             code_of(tensor)
         ctx.set_id = require_id(process_set)
-        ctx.factor = _backward_factor(op, process_set, prescale_factor, postscale_factor)
+        ctx.factor = backward_factor(op, process_set, prescale_factor, postscale_factor)
         ctx.names = member_names("grouped_reducescatter", name, ctx.set_id, len(tensors))
+        shares = [own_share(rows_of(tensor), process_set) for tensor in tensors]
         outputs = run_group(
-            [
-                reducescatter_request(tensor, full_name, op, process_set, ctx.set_id, prescale_factor, postscale_factor)
-                for tensor, full_name in zip(tensors, ctx.names, strict=True)
-            ]
+            reducescatter_request(tensor, full_name, op, ctx.set_id, share, prescale_factor, postscale_factor)
+            for tensor, full_name, share in zip(tensors, ctx.names, shares, strict=True)
         )
         return tuple(outputs)
 
@@ -262,7 +244,8 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
         return (None,) * 5 + tuple(_times(grad, ctx.factor) for grad in grads)
 
 
-def _backward_factor(op: int, process_set: ProcessSet, prescale_factor: float, postscale_factor: float) -> float:
+def backward_factor(op: int, process_set: ProcessSet, prescale_factor: float, postscale_factor: float) -> float:
+    """What the gathered gradients of a reducescatter are multiplied by."""
     return prescale_factor * postscale_factor * ((process_set.size() or 1) if op == Sum else 1)
 
 

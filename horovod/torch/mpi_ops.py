@@ -2,11 +2,18 @@
 
 from typing import Any
 
+import torch
+
 from horovod.common import barriers, handles
-from horovod.common.barriers import barrier
 from horovod.common.basics import basics as _basics
 from horovod.common.exceptions import HorovodInternalError, HorovodMismatchError
-from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+    require_id,
+)
 from horovod.common.reduce_ops import (
     Adasum,
     Average,
@@ -16,6 +23,7 @@ from horovod.common.reduce_ops import (
     Sum,
     handle_average_backwards_compatibility,
 )
+from horovod.torch import compiled
 from horovod.torch.allreduces import (
     allreduce,
     allreduce_,
@@ -37,6 +45,7 @@ from horovod.torch.autograd import (
     HorovodReducescatter,
 )
 from horovod.torch.broadcasts import broadcast, broadcast_, broadcast_async, broadcast_async_
+from horovod.torch.compiled import Finished
 from horovod.torch.compression import Compression
 from horovod.torch.rows import (
     allgather,
@@ -75,7 +84,14 @@ ccl_built = _basics.ccl_built
 cuda_built = _basics.cuda_built
 rocm_built = _basics.rocm_built
 
-poll = handles.poll
+
+def poll(handle: int) -> bool:
+    """Whether the operation has ended, so that synchronize will not wait.
+
+    Raises:
+        ValueError: There is no such handle, or synchronize has already returned it.
+    """
+    return True if isinstance(handle, Finished) else handles.poll(handle)
 
 
 def synchronize(handle: int) -> Any:
@@ -85,8 +101,21 @@ def synchronize(handle: int) -> Any:
         HorovodMismatchError: The ranks disagree about the tensor. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod was shut down.
     """
-    result = handles.synchronize(handle)
+    result = handle.result if isinstance(handle, Finished) else handles.synchronize(handle)
     return tuple(result) if isinstance(result, list) else result
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank of the set has called it. Pending operations need not have ended.
+
+    Raises:
+        ValueError: Another thread of this rank is in a barrier of this set.
+        HorovodInternalError: A rank was lost, or Horovod is not running.
+    """
+    if torch.compiler.is_compiling():
+        compiled.barrier(require_id(process_set))
+    else:
+        barriers.barrier(process_set)
 
 
 def join(device: int = -1) -> int:

@@ -3,14 +3,15 @@
 # ruff: noqa: PLR0917
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from horovod import _core
-from horovod.common.process_sets import ProcessSet, own_share
+from horovod.common.handles import start_group, synchronize
+from horovod.common.process_sets import position_in
 from horovod.torch.tensors import Memory, for_rows, from_rows
 
 # op, name, dtype, shape, input, output, reduce_op, root, process_set, prescale, postscale, result, keep_alive
@@ -18,6 +19,21 @@ Request = tuple[int, str, int, tuple[int, ...], int, int, int, int, int, float, 
 RequestWithSplits = tuple[*Request, Sequence[int] | None]
 
 _ALLREDUCE = _core.ALLREDUCE
+
+
+def run(request: Request | RequestWithSplits) -> Any:
+    """Runs an operation to its end."""
+    return _core.run(*request)
+
+
+def start_all(requests: Iterable[Request]) -> int:
+    """Starts operations together and returns the handle of the group."""
+    return start_group(functools.partial(_core.submit, *request) for request in requests)
+
+
+def run_group(requests: Iterable[Request]) -> list[Any]:
+    """Runs operations together."""
+    return synchronize(start_all(requests))  # type: ignore[no-any-return]
 
 
 def allreduce_request(
@@ -67,14 +83,14 @@ def reducescatter_request(
     tensor: Tensor,
     full_name: str,
     op: int,
-    process_set: ProcessSet,
     set_id: int,
+    share: int,
     prescale_factor: float,
     postscale_factor: float,
 ) -> Request:
-    """A reducescatter into a new tensor."""
+    """A reducescatter into a new tensor, which gets `share` rows; of a scalar, which the engine will refuse, too."""
     code, dense = for_rows(tensor)
-    output = torch.empty(own_share(tuple(dense.shape), process_set), dtype=dense.dtype)
+    output = torch.empty((share, *dense.shape[1:]), dtype=dense.dtype)
     result: Any = output if tensor.is_cpu else functools.partial(output.to, tensor.device)
     return (
         *(_core.REDUCESCATTER, full_name, code, dense.shape, dense.data_ptr(), output.data_ptr()),
@@ -85,3 +101,20 @@ def reducescatter_request(
 def _received_with(rows: _core.Rows, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     # The splits of the existing Horovod are 32-bit integers.
     return from_rows(rows, dtype, device), torch.tensor(rows.received, dtype=torch.int32)
+
+
+# ---- What backward passes do with rows -------------------------------------------------------------------------------
+
+
+def own_rows(total: Tensor, received: Tensor, set_id: int) -> Tensor:
+    """Of gathered rows those that came from this rank."""
+    counts = received.tolist()
+    position = position_in(set_id)
+    return total.narrow(0, sum(counts[:position]), counts[position])
+
+
+def padded(tensor: Tensor, rows: int) -> Tensor:
+    """The tensor with zeros for the rows that it lacks."""
+    if tensor.shape[0] == rows:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(rows - tensor.shape[0], *tensor.shape[1:])])

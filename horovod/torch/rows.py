@@ -6,7 +6,6 @@ operations move rows in the order of the dimensions; a tensor in another layout 
 
 # ruff: noqa: PLR0917
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,17 +13,20 @@ import torch
 from torch import Tensor
 
 from horovod import _core
-from horovod.common.handles import start_group, synchronize
+from horovod.common.handles import synchronize
 from horovod.common.names import member_names, operation_name
-from horovod.common.process_sets import ProcessSet, global_process_set, require_id
+from horovod.common.process_sets import ProcessSet, global_process_set, own_share, require_id
 from horovod.common.reduce_ops import Average
+from horovod.torch import compiled_rows
 from horovod.torch.autograd import (
     HorovodAllgather,
     HorovodAlltoall,
     HorovodGroupedAllgather,
     HorovodGroupedReducescatter,
     HorovodReducescatter,
+    backward_factor,
 )
+from horovod.torch.compiled import finished
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.requests import (
     Request,
@@ -32,16 +34,15 @@ from horovod.torch.requests import (
     allgather_request,
     alltoall_request,
     reducescatter_request,
+    start_all,
 )
-from horovod.torch.tensors import code_of
+from horovod.torch.tensors import code_of, rows_of
+
+_is_compiling = torch.compiler.is_compiling
 
 
 def _wants_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _start(requests: Sequence[Request]) -> int:
-    return start_group(functools.partial(_core.submit, *request) for request in requests)
 
 
 # ---- Allgather -------------------------------------------------------------------------------------------------------
@@ -51,6 +52,11 @@ def _allgather_request(tensor: Tensor, name: str | None, process_set: ProcessSet
     code_of(tensor)  # an error before an unnamed operation is counted
     set_id = require_id(process_set)
     return allgather_request(tensor, operation_name("allgather", name, set_id), set_id)
+
+
+def _compiled_allgather(tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
+    output, _ = compiled_rows.allgather(tensor, name, require_id(process_set), process_set.size())
+    return output  # type: ignore[no-any-return]
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
@@ -71,6 +77,8 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
         HorovodMismatchError: The ranks disagree about the tensor, or it is a scalar. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
+    if _is_compiling():
+        return _compiled_allgather(tensor, name, process_set)
     code_of(tensor)
     if _wants_gradient(tensor):
         return HorovodAllgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call, no-any-return]
@@ -79,7 +87,14 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """As allgather, but only starts it; returns a handle for poll and synchronize. Not differentiable."""
+    if _is_compiling():
+        return finished(_compiled_allgather(tensor.detach(), name, process_set))
     return _core.submit(*_allgather_request(tensor, name, process_set))
+
+
+def _compiled_grouped_allgather(tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet) -> list[Tensor]:
+    both = compiled_rows.grouped_allgather(list(tensors), name, require_id(process_set), process_set.size())
+    return list(both[: len(tensors)])
 
 
 def grouped_allgather(
@@ -92,22 +107,30 @@ def grouped_allgather(
         HorovodMismatchError: The ranks disagree about one of the tensors; the others were gathered. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
+    if _is_compiling():
+        return _compiled_grouped_allgather(tensors, name, process_set)
     for tensor in tensors:
         code_of(tensor)
     if _wants_gradient(*tensors):
         return list(HorovodGroupedAllgather.apply(name, process_set, *tensors))  # type: ignore[no-untyped-call]
-    return synchronize(grouped_allgather_async(tensors, name, process_set))  # type: ignore[no-any-return]
+    return synchronize(_start_allgathers(tensors, name, process_set))  # type: ignore[no-any-return]
+
+
+def _start_allgathers(tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet) -> int:
+    for tensor in tensors:
+        code_of(tensor)
+    set_id = require_id(process_set)
+    names = member_names("grouped_allgather", name, set_id, len(tensors))
+    return start_all(allgather_request(tensor, full, set_id) for tensor, full in zip(tensors, names, strict=True))
 
 
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """As grouped_allgather, but only starts it; returns one handle, for which synchronize returns all tensors."""
-    for tensor in tensors:
-        code_of(tensor)
-    set_id = require_id(process_set)
-    names = member_names("grouped_allgather", name, set_id, len(tensors))
-    return _start([allgather_request(tensor, full, set_id) for tensor, full in zip(tensors, names, strict=True)])
+    if _is_compiling():
+        return finished(_compiled_grouped_allgather([tensor.detach() for tensor in tensors], name, process_set))
+    return _start_allgathers(tensors, name, process_set)
 
 
 # ---- Alltoall --------------------------------------------------------------------------------------------------------
@@ -133,6 +156,14 @@ def _alltoall_request(
     set_id = require_id(process_set)
     full_name = operation_name("alltoall", name, set_id)
     return alltoall_request(tensor, counts, full_name, set_id, with_received=counts is not None)
+
+
+def _compiled_alltoall(
+    tensor: Tensor, splits: Sequence[int] | Tensor | None, name: str | None, process_set: ProcessSet
+) -> Tensor | tuple[Tensor, Tensor]:
+    counts = splits if splits is None or isinstance(splits, Tensor) else torch.tensor(splits)
+    both = compiled_rows.alltoall(tensor, counts, name, require_id(process_set), process_set.size())
+    return both[0] if splits is None else both  # type: ignore[no-any-return]
 
 
 def alltoall(
@@ -161,6 +192,8 @@ def alltoall(
         HorovodMismatchError: The ranks disagree about the tensor, or it is a scalar. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
+    if _is_compiling():
+        return _compiled_alltoall(tensor, splits, name, process_set)
     code_of(tensor)
     if not _wants_gradient(tensor):
         return _core.run(*_alltoall_request(tensor, splits, name, process_set))  # type: ignore[no-any-return]
@@ -175,6 +208,8 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As alltoall, but only starts it; returns a handle for poll and synchronize. Not differentiable."""
+    if _is_compiling():
+        return finished(_compiled_alltoall(tensor.detach(), splits, name, process_set))
     return _core.submit(*_alltoall_request(tensor, splits, name, process_set))
 
 
@@ -187,7 +222,18 @@ def _reducescatter_request(
     code_of(tensor)
     set_id = require_id(process_set)
     full_name = operation_name("reducescatter", name, set_id)
-    return reducescatter_request(tensor, full_name, op, process_set, set_id, prescale_factor, postscale_factor)
+    share = own_share(rows_of(tensor), process_set)
+    return reducescatter_request(tensor, full_name, op, set_id, share, prescale_factor, postscale_factor)
+
+
+def _compiled_reducescatter(
+    tensor: Tensor, name: str | None, op: int, process_set: ProcessSet, prescale_factor: float, postscale_factor: float
+) -> Tensor:
+    share = own_share(rows_of(tensor), process_set)
+    factor = backward_factor(op, process_set, prescale_factor, postscale_factor)
+    return compiled_rows.reducescatter(  # type: ignore[no-any-return]
+        tensor, name, op, require_id(process_set), share, factor, prescale_factor, postscale_factor
+    )
 
 
 def reducescatter(
@@ -222,10 +268,10 @@ def reducescatter(
         HorovodInternalError: Another op, a rank was lost or has joined, or Horovod is not running.
     """
     compressed, context = compression.compress(tensor)
-    if _wants_gradient(compressed):
-        reduced = HorovodReducescatter.apply(  # type: ignore[no-untyped-call]
-            compressed, name, op, process_set, prescale_factor, postscale_factor
-        )
+    if _is_compiling():
+        reduced = _compiled_reducescatter(compressed, name, op, process_set, prescale_factor, postscale_factor)
+    elif _wants_gradient(compressed):
+        reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)  # type: ignore[no-untyped-call]
     else:
         request = _reducescatter_request(compressed, name, op, process_set, prescale_factor, postscale_factor)
         reduced = _core.run(*request)
@@ -241,7 +287,44 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """As reducescatter, but only starts it; returns a handle for poll and synchronize. Not differentiable."""
+    if _is_compiling():
+        result = _compiled_reducescatter(tensor.detach(), name, op, process_set, prescale_factor, postscale_factor)
+        return finished(result)
     return _core.submit(*_reducescatter_request(tensor, name, op, process_set, prescale_factor, postscale_factor))
+
+
+def _start_reducescatters(
+    tensors: Sequence[Tensor],
+    name: str | None,
+    op: int,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+) -> int:
+    for tensor in tensors:
+        code_of(tensor)
+    set_id = require_id(process_set)
+    names = member_names("grouped_reducescatter", name, set_id, len(tensors))
+    shares = [own_share(rows_of(tensor), process_set) for tensor in tensors]
+    return start_all(
+        reducescatter_request(tensor, full, op, set_id, share, prescale_factor, postscale_factor)
+        for tensor, full, share in zip(tensors, names, shares, strict=True)
+    )
+
+
+def _compiled_reducescatters(
+    tensors: Sequence[Tensor],
+    name: str | None,
+    op: int,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+) -> list[Tensor]:
+    shares = [own_share(rows_of(tensor), process_set) for tensor in tensors]
+    factor = backward_factor(op, process_set, prescale_factor, postscale_factor)
+    return compiled_rows.grouped_reducescatter(  # type: ignore[no-any-return]
+        list(tensors), name, op, require_id(process_set), shares, factor, prescale_factor, postscale_factor
+    )
 
 
 def grouped_reducescatter(
@@ -263,12 +346,14 @@ def grouped_reducescatter(
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
     reduced: Any
-    if _wants_gradient(*compressed):
+    if _is_compiling():
+        reduced = _compiled_reducescatters(compressed, name, op, process_set, prescale_factor, postscale_factor)
+    elif _wants_gradient(*compressed):
         reduced = HorovodGroupedReducescatter.apply(  # type: ignore[no-untyped-call]
             name, op, process_set, prescale_factor, postscale_factor, *compressed
         )
     else:
-        handle = grouped_reducescatter_async(compressed, name, op, process_set, prescale_factor, postscale_factor)
+        handle = _start_reducescatters(compressed, name, op, process_set, prescale_factor, postscale_factor)
         reduced = synchronize(handle)
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
@@ -282,13 +367,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """As grouped_reducescatter, but only starts it; returns one handle, for which synchronize returns all tensors."""
-    for tensor in tensors:
-        code_of(tensor)
-    set_id = require_id(process_set)
-    names = member_names("grouped_reducescatter", name, set_id, len(tensors))
-    return _start(
-        [
-            reducescatter_request(tensor, full, op, process_set, set_id, prescale_factor, postscale_factor)
-            for tensor, full in zip(tensors, names, strict=True)
-        ]
-    )
+    if _is_compiling():
+        inputs = [tensor.detach() for tensor in tensors]
+        return finished(_compiled_reducescatters(inputs, name, op, process_set, prescale_factor, postscale_factor))
+    return _start_reducescatters(tensors, name, op, process_set, prescale_factor, postscale_factor)

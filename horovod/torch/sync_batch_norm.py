@@ -15,7 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from horovod.common.basics import basics
+from horovod.common.process_sets import GLOBAL_ID
 from horovod.common.reduce_ops import Sum
+from horovod.torch import compiled_rows
 from horovod.torch.allreduces import allreduce
 from horovod.torch.rows import allgather
 
@@ -138,10 +140,11 @@ def _statistics(input: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
         deviations, means = torch.var_mean(input.to(_wide(input.dtype)), _all_but_channels(input), correction=0)
         own[0, :channels], own[0, channels:-1] = means, deviations.double() * own_count
     own[0, -1] = own_count
-    everyone = allgather(own, name=name)
+    everyone = _gathered(own, name)
     means, squares, counts = everyone[:, :channels], everyone[:, channels:-1], everyone[:, -1:]
     count = counts.sum()
-    if count <= 1:
+    # In a compiled graph it can't depend on values whether there is an error.
+    if not torch.compiler.is_compiling() and count <= 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got {int(count)} on all ranks together (this "
             f"rank's input has the shape {tuple(input.shape)})."
@@ -149,6 +152,12 @@ def _statistics(input: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
     mean = (means * counts).sum(0) / count
     variance = (squares + counts * (means - mean) ** 2).sum(0) / count
     return mean, variance, count
+
+
+def _gathered(own: Tensor, name: str) -> Tensor:
+    if torch.compiler.is_compiling():  # which must be told how many rows there will be
+        return compiled_rows.gather_rows(own, f"allgather.{name}", GLOBAL_ID, basics.size())  # type: ignore[no-any-return]
+    return allgather(own, name=name)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

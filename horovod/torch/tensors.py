@@ -134,6 +134,11 @@ def in_place(tensor: Tensor) -> Memory:
     return code, copy.shape, pointer, pointer, functools.partial(_copy_back, copy, tensor), copy
 
 
+def rows_of(tensor: Tensor) -> int:
+    """The extent of the first dimension; of a scalar, which the engine will refuse where rows are needed, 0."""
+    return tensor.shape[0] if tensor.dim() else 0
+
+
 def for_rows(tensor: Tensor) -> tuple[int, Tensor]:
     """The code, and the tensor with its rows one after the other in CPU memory: itself if they are."""
     return code_of(tensor), contiguous(tensor)
