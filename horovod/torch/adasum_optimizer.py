@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from horovod.common.process_sets import ProcessSet
-from horovod.torch.gradient_reducer import NamedParameters, Slot, check_passes
+from horovod.torch.gradient_slot import NamedParameters, Slot, check_passes
 from horovod.torch.mpi_ops import Adasum, allreduce_async_, synchronize
 from horovod.torch.parameter_names import name_group
 from horovod.torch.presence import DENSE, NONE, Presence

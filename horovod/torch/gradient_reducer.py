@@ -1,127 +1,33 @@
 """Reduces the gradients of a model over the ranks while the backward pass still computes others.
 
-A *slot* is one parameter's place in a step. Its life: a hook tells that the gradient has been added to; after as many
-backward passes as make a step it is *ready*; when all of its group (often itself alone) are ready, its reduction is
-*started*, in place; `synchronize` starts what is still missing, waits for all, and begins the next step. What a rank
-starts without having a gradient of its own is decided in presence.py.
+A slot (gradient_slot.py) says when its gradient is ready; when all of its group (often itself alone) are ready, its
+reduction is *started*, in place; `synchronize` starts what is still missing, waits for all, and begins the next step.
+What a rank starts without having a gradient of its own is decided in presence.py.
 """
 
 import os
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from horovod import _core
-from horovod.common.process_sets import ProcessSet
-from horovod.torch.backward_hooks import Removable, call_after_gradient
+from horovod.common.process_sets import ProcessSet, require_id
 from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Average, allreduce, allreduce_async_, sparse_allreduce_async, synchronize
-from horovod.torch.presence import DENSE, NONE, SPARSE, Description, Presence
+from horovod.torch.gradient_slot import NamedParameters, Slot, SlotGroup
+from horovod.torch.mpi_ops import Average, allreduce, sparse_allreduce_async
+from horovod.torch.presence import Presence
+from horovod.torch.tensors import in_place
 
-NamedParameters = Sequence[tuple[str, torch.Tensor]]
+# Bound once: these are on the way of every gradient.
+_submit = _core.submit
+_wait = _core.wait
+_ALLREDUCE = _core.ALLREDUCE
 
 
 def reduces(process_set: ProcessSet) -> bool:
     """Whether there is anything to reduce on this rank: it is one of several, or may become so (elastic training)."""
     several = (process_set.size() or 1) > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"
     return bool(process_set.included()) and several
-
-
-def check_passes(passes: int) -> None:
-    """Fails unless this can be the number of backward passes of a step.
-
-    Raises:
-        ValueError: It can't.
-    """
-    if not isinstance(passes, int) or passes <= 0:
-        raise ValueError(f"backward_passes_per_step must be > 0, it is {passes!r}.")
-
-
-class _Group:
-    """Slots that are started together."""
-
-    def __init__(self) -> None:
-        self.slots: list[Slot] = []
-        self.not_ready = 0
-
-
-class Slot:
-    """One parameter and what is going on with its gradient."""
-
-    __slots__ = (
-        "context",
-        "gradient",
-        "group",
-        "handle",
-        "hook",
-        "name",
-        "parameter",
-        "passes_left",
-        "ready",
-        "sparse",
-        "target",
-        "version",
-        "wire",
-    )
-
-    def __init__(self, name: str, parameter: torch.Tensor, passes: int, ready: "Callable[[Slot], None]") -> None:
-        """Waits for the gradient of a parameter; calls ready(self) after the given number of backward passes."""
-        self.name = name
-        self.parameter = parameter
-        self.ready = ready
-        self.group: _Group | None = None
-        self.hook: Removable | None = None
-        self.passes_left = passes
-        self.handle: int | None = None  # of a dense reduction, of `wire` into `target`
-        self.wire: torch.Tensor | None = None
-        self.target: torch.Tensor | None = None
-        self.context: Any = None
-        self.sparse: Callable[[], torch.Tensor] | None = None  # waits for a sparse reduction
-        self.gradient: torch.Tensor | None = None  # parameter.grad as it was started, and how often it was changed
-        self.version = 0
-
-    def watch(self) -> None:
-        """Sets the hook, unless it is set or the parameter is frozen: then when it no longer is."""
-        if self.hook is None and self.parameter.requires_grad:
-            self.hook = call_after_gradient(self.parameter, self.on_gradient)
-
-    def on_gradient(self, _parameter: torch.Tensor) -> None:
-        """The hook."""
-        if self.passes_left <= 0:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(): those of "
-                f"parameter {self.name!r}. Increase backward_passes_per_step to accumulate gradients locally. If "
-                "another model's loss goes through this one (GAN), call requires_grad_(False) on this one meanwhile."
-            )
-        self.passes_left -= 1
-        if self.passes_left == 0:
-            self.ready(self)
-
-    def kind(self, sparse_as_dense: bool) -> int:
-        """What this rank has: NONE, DENSE or SPARSE."""
-        if self.gradient is not None:
-            return SPARSE if self.handle is None else DENSE
-        gradient = self.parameter.grad
-        if gradient is None:
-            return NONE
-        return SPARSE if gradient.is_sparse and not sparse_as_dense else DENSE
-
-    def was_changed(self) -> bool:
-        """Whether somebody changed or replaced the gradient after its reduction was started."""
-        gradient = self.gradient
-        return gradient is not None and (self.parameter.grad is not gradient or gradient._version != self.version)
-
-    def describe(self, group_number: int | None) -> Description:
-        """What must be the same on all ranks."""
-        parameter = self.parameter
-        strides = tuple(parameter.stride()) if parameter.layout == torch.strided else ()
-        return Description(self.name, tuple(parameter.shape), strides, str(parameter.dtype), group_number)
-
-    def restart(self, passes: int) -> None:
-        """Forgets what was, for the next step."""
-        self.passes_left = passes
-        self.handle = self.wire = self.target = self.context = self.sparse = self.gradient = None
 
 
 class GradientReducer:
@@ -149,10 +55,12 @@ class GradientReducer:
         self._prescale = 1.0 / gradient_predivide_factor if average else 1.0
         self._postscale = gradient_predivide_factor if average else 1.0
         self._group_of = group_of
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, SlotGroup] = {}
         self._slots: list[Slot] = []
         self._presence = Presence([], process_set)
-        self._dense_started = 0
+        self._dense_started = 0  # gradients of this rank; if these are all, there is little to do at the end
+        self._anything_started = False
+        self._frozen: list[Slot] = []  # parameters on which no hook can be set yet
 
     def add(self, named_parameters: NamedParameters) -> None:
         """Takes care of further parameters from now on.
@@ -168,11 +76,12 @@ class GradientReducer:
         for name, parameter in named_parameters:
             slot = Slot(name, parameter, self._passes, self._on_ready)
             if parameter in self._group_of:
-                slot.group = self._groups.setdefault(self._group_of[parameter], _Group())
+                slot.group = self._groups.setdefault(self._group_of[parameter], SlotGroup())
                 slot.group.slots.append(slot)
                 slot.group.not_ready += 1
-            slot.watch()
             self._slots.append(slot)
+            self._frozen.append(slot)
+        self._watch_frozen()
         # The ranks may have them in different orders.
         self._slots.sort(key=lambda slot: slot.name)
         self._presence = Presence(
@@ -195,7 +104,7 @@ class GradientReducer:
 
     def has_started(self) -> bool:
         """Whether reductions were started that nobody has waited for."""
-        return any(slot.handle is not None or slot.sparse is not None for slot in self._slots)
+        return self._anything_started
 
     def synchronize(self) -> None:
         """Ends the step: waits until every gradient that any rank has is reduced on all.
@@ -205,15 +114,16 @@ class GradientReducer:
             HorovodMismatchError: The ranks disagree, about the model or about a gradient. The job goes on.
             HorovodInternalError: A rank was lost, or Horovod is not running.
         """
-        changed = [slot.name for slot in self._slots if slot.was_changed()]
         try:
             with torch.no_grad():
                 self._start_missing()
-                self._finish_all()
-        finally:
+                changed = self._finish_all()
+        except BaseException:
             self.abandon()
-        for slot in self._slots:
-            slot.watch()
+            raise
+        self._begin()
+        if self._frozen:
+            self._watch_frozen()
         if changed:
             raise AssertionError(
                 f"The gradient of parameter {changed[0]!r} ({len(changed)} in all) was changed after loss.backward() "
@@ -231,9 +141,16 @@ class GradientReducer:
             if slot.handle is not None:
                 _core.forget(slot.handle)
             slot.restart(self._passes)
+        self._begin()
+
+    def _begin(self) -> None:
         for group in self._groups.values():
             group.not_ready = len(group.slots)
         self._dense_started = 0
+        self._anything_started = False
+
+    def _watch_frozen(self) -> None:
+        self._frozen = [slot for slot in self._frozen if not slot.watch()]
 
     # ---- Starting ----------------------------------------------------------------------------------------------------
 
@@ -269,15 +186,23 @@ class GradientReducer:
         self._dense_started += 1
 
     def _start_dense(self, slot: Slot, gradient: torch.Tensor) -> None:
-        wire = slot.target = gradient
+        wire = gradient
         if self._compression is not None:
             wire, slot.context = self._compression.compress(gradient)
-        slot.handle = allreduce_async_(
-            wire, None, slot.name, self._op, self._prescale, self._postscale, self._process_set
+            slot.target = gradient
+        self._anything_started = True
+        # What allreduce_async_ does, without finding out again what does not change: this runs once a gradient.
+        code, shape, source, target, result, keep_alive = in_place(wire)
+        set_id = self._process_set.process_set_id
+        if set_id is None:
+            set_id = require_id(self._process_set)  # says what is wrong
+        slot.handle = _submit(
+            *(_ALLREDUCE, slot.full_name, code, shape, source, target),
+            *(self._op, 0, set_id, self._prescale, self._postscale, result, keep_alive),
         )
-        slot.wire = wire
 
     def _start_sparse(self, slot: Slot, gradient: torch.Tensor) -> None:
+        self._anything_started = True
         slot.sparse = sparse_allreduce_async(gradient, slot.name, self._op, self._process_set)
 
     def _start_missing(self) -> None:
@@ -293,39 +218,56 @@ class GradientReducer:
                 self._start(slot)
         for slot, (dense, sparse) in zip(self._slots, exists_somewhere or (), strict=False):
             if dense and slot.handle is None:
-                self._start_dense(slot, torch.zeros_like(slot.parameter))
+                slot.target = torch.zeros_like(slot.parameter)
+                self._start_dense(slot, slot.target)
             if sparse and slot.sparse is None:
                 self._start_sparse(slot, _no_rows(slot.parameter))
 
     # ---- Waiting -----------------------------------------------------------------------------------------------------
 
-    def _finish_all(self) -> None:
-        """Waits for all, also when one has failed: the memory of the others is in use until they have ended."""
+    def _finish_all(self) -> list[str]:
+        """Waits for all, also when one has failed: the memory of the others is in use until they have ended.
+
+        Returns:
+            The names of those that somebody changed after they were started.
+        """
         error: Exception | None = None
+        changed = []
+        passes = self._passes
         for slot in self._slots:
             try:
-                self._finish(slot)
+                if slot.was_changed():
+                    changed.append(slot.name)
+                if slot.handle is not None:
+                    handle, slot.handle = slot.handle, None
+                    reduced = _wait(handle)
+                    if slot.target is not None:
+                        self._store(slot, reduced)
+                if slot.sparse is not None:
+                    self._add_rows(slot, slot.sparse())
             except Exception as failure:
                 error = error or failure
+            slot.restart(passes)
         if error is not None:
             raise error
+        return changed
 
-    def _finish(self, slot: Slot) -> None:
-        result = None
-        if slot.handle is not None:
-            handle, slot.handle = slot.handle, None
-            result = slot.target
-            reduced = synchronize(handle)
-            if slot.wire is not result:
-                if self._compression is not None:
-                    reduced = self._compression.decompress(reduced, slot.context)
-                assert result is not None
-                result.copy_(reduced)
-        if slot.sparse is not None:
-            rows = slot.sparse()
-            result = rows if result is None else result.add_(rows)
-        if result is not None and result is not slot.gradient:
-            slot.parameter.grad = result
+    def _store(self, slot: Slot, reduced: torch.Tensor) -> None:
+        """Makes what was reduced elsewhere than in its place the parameter's gradient."""
+        target = slot.target
+        assert target is not None
+        if self._compression is not None:
+            reduced = self._compression.decompress(reduced, slot.context)
+        if reduced is not target:
+            target.copy_(reduced)
+        if slot.gradient is not target:
+            slot.parameter.grad = target
+
+    def _add_rows(self, slot: Slot, rows: torch.Tensor) -> None:
+        """Makes the rows of all ranks the gradient; if another rank has a dense one, adds them to that."""
+        dense = slot.parameter.grad
+        mixed = dense is not None and not dense.is_sparse
+        slot.parameter.grad = dense + rows if mixed and dense is not None else rows
 
 
 def _no_rows(parameter: torch.Tensor) -> torch.Tensor:

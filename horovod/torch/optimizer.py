@@ -16,7 +16,8 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.adasum_optimizer import AdasumOptimizer, StepCombiner
 from horovod.torch.compression import Compression
 from horovod.torch.gradient_groups import Groups, check_groups, group_numbers
-from horovod.torch.gradient_reducer import GradientReducer, check_passes, reduces
+from horovod.torch.gradient_reducer import GradientReducer, reduces
+from horovod.torch.gradient_slot import check_passes
 from horovod.torch.mpi_ops import Adasum, Average, Sum
 from horovod.torch.parameter_names import check_all_named, name_group, names_by_parameter
 
