@@ -1,7 +1,8 @@
 """Allgather, alltoall and reducescatter inside functions that torch.compile compiles: see compiled.py.
 
 How many rows an allgather or alltoall returns the compiler can't know. In one graph (fullgraph=True) it takes them only
-if torch._dynamo.config.capture_dynamic_output_shape_ops is set.
+if torch._dynamo.config.capture_dynamic_output_shape_ops is set. Such results are lists: Inductor (2.13) can't follow
+tuples of them through operators that have effects.
 """
 
 # ruff: noqa: PLR0917
@@ -44,11 +45,11 @@ def _counts(set_size: int) -> Tensor:
 # ---- Allgather -------------------------------------------------------------------------------------------------------
 
 
-@operator(lambda tensor, name, set_id, set_size: (_many_rows(tensor), _counts(set_size)))
-def allgather(tensor: Tensor, name: str | None, set_id: int, set_size: int) -> tuple[Tensor, Tensor]:
+@operator(lambda tensor, name, set_id, set_size: [_many_rows(tensor), _counts(set_size)])
+def allgather(tensor: Tensor, name: str | None, set_id: int, set_size: int) -> list[Tensor]:
     """An allgather, and how many rows came from each member."""
     full_name = operation_name("allgather", name, set_id)
-    return run(allgather_request(tensor, full_name, set_id, with_received=True))  # type: ignore[no-any-return]
+    return list(run(allgather_request(tensor, full_name, set_id, with_received=True)))
 
 
 @operator(lambda grad, received, name, set_id, rows: _some_rows(grad, rows))
@@ -63,12 +64,11 @@ def _keep_received(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     tensor, *ctx.arguments = inputs
     ctx.rows = tensor.shape[0]
     ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
 
 
-def _allgather_backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+def _allgather_backward(ctx: Any, grads: list[Tensor]) -> Any:
     name, set_id, _ = ctx.arguments
-    return allgather_backward(grad.contiguous(), *ctx.saved_tensors, name, set_id, ctx.rows), None, None, None
+    return allgather_backward(grads[0].contiguous(), *ctx.saved_tensors, name, set_id, ctx.rows), None, None, None
 
 
 allgather.register_autograd(_allgather_backward, setup_context=_keep_received)
@@ -137,14 +137,12 @@ grouped_allgather.register_autograd(_grouped_allgather_backward, setup_context=_
 # ---- Alltoall --------------------------------------------------------------------------------------------------------
 
 
-@operator(lambda tensor, splits, name, set_id, set_size: (_many_rows(tensor), _counts(set_size)))
-def alltoall(
-    tensor: Tensor, splits: Tensor | None, name: str | None, set_id: int, set_size: int
-) -> tuple[Tensor, Tensor]:
+@operator(lambda tensor, splits, name, set_id, set_size: [_many_rows(tensor), _counts(set_size)])
+def alltoall(tensor: Tensor, splits: Tensor | None, name: str | None, set_id: int, set_size: int) -> list[Tensor]:
     """An alltoall, and how many rows came from each member."""
     full_name = operation_name("alltoall", name, set_id)
     counts = None if splits is None else splits.tolist()
-    return run(alltoall_request(tensor, counts, full_name, set_id, with_received=True))  # type: ignore[no-any-return]
+    return list(run(alltoall_request(tensor, counts, full_name, set_id, with_received=True)))
 
 
 @operator(lambda grad, received, name, set_id, rows: _some_rows(grad, rows))
@@ -155,9 +153,9 @@ def alltoall_backward(grad: Tensor, received: Tensor, name: str | None, set_id: 
     return padded(returned, rows)
 
 
-def _alltoall_backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+def _alltoall_backward(ctx: Any, grads: list[Tensor]) -> Any:
     _, name, set_id, _ = ctx.arguments
-    return alltoall_backward(grad.contiguous(), *ctx.saved_tensors, name, set_id, ctx.rows), None, None, None, None
+    return alltoall_backward(grads[0].contiguous(), *ctx.saved_tensors, name, set_id, ctx.rows), None, None, None, None
 
 
 alltoall.register_autograd(_alltoall_backward, setup_context=_keep_received)

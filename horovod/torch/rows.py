@@ -162,8 +162,8 @@ def _compiled_alltoall(
     tensor: Tensor, splits: Sequence[int] | Tensor | None, name: str | None, process_set: ProcessSet
 ) -> Tensor | tuple[Tensor, Tensor]:
     counts = splits if splits is None or isinstance(splits, Tensor) else torch.tensor(splits)
-    both = compiled_rows.alltoall(tensor, counts, name, require_id(process_set), process_set.size())
-    return both[0] if splits is None else both  # type: ignore[no-any-return]
+    output, received = compiled_rows.alltoall(tensor, counts, name, require_id(process_set), process_set.size())
+    return output if splits is None else (output, received)
 
 
 def alltoall(
