@@ -46,7 +46,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES)
 	@echo "Building and installing Horovod"
-	@$(BIN)/pip install --quiet --no-build-isolation '.[test]'
+	@$(BIN)/pip install --quiet --no-build-isolation '.[test,test-torch]'
 	@touch $@
 
 # The requirements of an extra, without the package: $(call install_extra,lint)
@@ -63,7 +63,7 @@ $(VENV)/.lint: $(VENV)/.created pyproject.toml
 
 .PHONY: demo
 demo: $(VENV)/.installed ## Train a small network on one process and on two, and compare
-	@$(BIN)/python examples/speedup.py examples/numpy_digits.py $(DEMO_ARGS)
+	@$(BIN)/python examples/speedup.py examples/pytorch_digits.py $(DEMO_ARGS)
 
 .PHONY: test
 test: test-cpp test-python ## Run all tests: C++ and Python

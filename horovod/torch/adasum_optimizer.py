@@ -16,6 +16,7 @@ from horovod.torch.gradient_slot import NamedParameters, Slot, check_passes
 from horovod.torch.mpi_ops import Adasum, allreduce_async_, synchronize
 from horovod.torch.parameter_names import name_group
 from horovod.torch.presence import DENSE, NONE, Presence
+from horovod.torch.wrapping_optimizer import WrappingOptimizer
 
 
 class StepCombiner:
@@ -77,11 +78,10 @@ class StepCombiner:
             parameter.add_(self._compression.decompress(synchronize(handle), context))
 
 
-class AdasumOptimizer(torch.optim.Optimizer):
+class AdasumOptimizer(WrappingOptimizer):
     """Put before an optimizer's class: combines the ranks' steps."""
 
     _steps: StepCombiner
-    _given_names: dict[torch.Tensor, str]
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Makes a step with this rank's gradients, and replaces it by what Adasum makes of all ranks' steps.
@@ -90,6 +90,7 @@ class AdasumOptimizer(torch.optim.Optimizer):
             HorovodMismatchError: The ranks disagree about the model. The job goes on.
             HorovodInternalError: A rank was lost, or Horovod is not running.
         """
+        self._tell_schedulers()
         starts = self._steps.positions()
         result = super().step(closure, **kwargs)
         self._steps.combine(starts)
@@ -128,12 +129,6 @@ class AdasumOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         number = len(self.param_groups) - 1
         self._steps.add(name_group(number, self.param_groups[number], self._given_names))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuses copies: their steps would not be combined."""
-        raise TypeError(
-            "A DistributedOptimizer can't be copied or pickled. Save its state_dict(), and load that into a new one."
-        )
 
 
 def _nothing(_slot: Slot) -> None:

@@ -5,7 +5,10 @@ reduction is *started*, in place; `synchronize` starts what is still missing, wa
 What a rank starts without having a gradient of its own is decided in presence.py.
 """
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -97,10 +100,16 @@ class GradientReducer:
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes make a step, beginning with those that come next."""
         self._passes = passes
-        for slot in self._slots:
-            slot.passes_left = passes
-        for group in self._groups.values():
-            group.not_ready = len(group.slots)
+        self._count_from(passes)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Backward passes in this block are not counted."""
+        self._count_from(sys.maxsize)
+        try:
+            yield
+        finally:
+            self._count_from(self._passes)
 
     def has_started(self) -> bool:
         """Whether reductions were started that nobody has waited for."""
@@ -148,6 +157,12 @@ class GradientReducer:
             group.not_ready = len(group.slots)
         self._dense_started = 0
         self._anything_started = False
+
+    def _count_from(self, passes: int) -> None:
+        for slot in self._slots:
+            slot.passes_left = passes
+        for group in self._groups.values():
+            group.not_ready = len(group.slots)
 
     def _watch_frozen(self) -> None:
         self._frozen = [slot for slot in self._frozen if not slot.watch()]

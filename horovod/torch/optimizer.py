@@ -20,15 +20,15 @@ from horovod.torch.gradient_reducer import GradientReducer, reduces
 from horovod.torch.gradient_slot import check_passes
 from horovod.torch.mpi_ops import Adasum, Average, Sum
 from horovod.torch.parameter_names import check_all_named, name_group, names_by_parameter
+from horovod.torch.wrapping_optimizer import WrappingOptimizer, wrap
 
 Closure = Callable[[], Any]
 
 
-class _ReducingOptimizer(torch.optim.Optimizer):
+class _ReducingOptimizer(WrappingOptimizer):
     """Put before an optimizer's class: reduces the gradients before each step."""
 
     _reducer: GradientReducer | None  # None: this rank is alone, and steps by itself
-    _given_names: dict[torch.Tensor, str]
     _synchronizes: bool  # whether step() does it
     _is_synchronized: bool  # by the user, since the last step
 
@@ -66,6 +66,22 @@ class _ReducingOptimizer(torch.optim.Optimizer):
         if self._reducer is not None:
             self._reducer.set_backward_passes_per_step(passes)
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """In this block backward passes only add up gradients, and don't count as passes of a step.
+
+        The way to accumulate gradients over numbers of passes that vary: the last pass comes after the block.
+
+        Raises:
+            AssertionError: Gradients are being reduced.
+        """
+        self._check_nothing_started("optimizer.no_sync() was called between loss.backward() and optimizer.step().")
+        if self._reducer is None:
+            yield
+            return
+        with self._reducer.paused():
+            yield
+
     def step(self, closure: Closure | None = None, **kwargs: Any) -> Any:
         """Reduces the gradients and makes a step with them.
 
@@ -77,6 +93,7 @@ class _ReducingOptimizer(torch.optim.Optimizer):
         Returns:
             What the optimizer's step returns: None, or the (reduced) loss of the closure.
         """
+        self._tell_schedulers()
         if self._reducer is None:
             return super().step(closure, **kwargs)
         if not self._synchronizes:
@@ -117,12 +134,6 @@ class _ReducingOptimizer(torch.optim.Optimizer):
             number = len(self.param_groups) - 1
             self._reducer.add(name_group(number, self.param_groups[number], self._given_names))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuses copies: their gradients would not be reduced."""
-        raise TypeError(
-            "A DistributedOptimizer can't be copied or pickled. Save its state_dict(), and load that into a new one."
-        )
-
     def _reduced(self, closure: Closure) -> Any:
         loss = closure()
         self.synchronize()
@@ -134,24 +145,6 @@ class _ReducingOptimizer(torch.optim.Optimizer):
     def _check_nothing_started(self, text: str) -> None:
         if self._reducer is not None and self._reducer.has_started():
             raise AssertionError(text)
-
-
-@functools.cache
-def _class_with(behaviour: Any, base: Any) -> Any:
-    # By this mark torch knows that a step runs the optimizer's hooks: that of the base does, and once is enough.
-    vars(behaviour)["step"].hooked = True
-    return type(base.__name__, (behaviour, base), {"__doc__": base.__doc__, "__module__": base.__module__})
-
-
-def _wrap(optimizer: Any, behaviour: Any, **attributes: Any) -> Any:
-    """An object of a subclass of the optimizer's class, with the same state, parameter groups and hooks."""
-    base: Any = type(optimizer)
-    cls = _class_with(behaviour, base)
-    wrapped = cls.__new__(cls)
-    # A learning rate scheduler that was made before has put a method `step` there, which would bypass ours.
-    own = {name: value for name, value in optimizer.__dict__.items() if name not in ("step", "zero_grad")}
-    wrapped.__dict__.update(own, **attributes)
-    return wrapped
 
 
 def DistributedOptimizer(
@@ -191,7 +184,7 @@ def DistributedOptimizer(
         ValueError: A wrong argument, or Horovod is not initialized.
     """
     basics.size()  # fails before init
-    if isinstance(optimizer, (_ReducingOptimizer, AdasumOptimizer)):
+    if isinstance(optimizer, WrappingOptimizer):
         raise ValueError("This optimizer is a DistributedOptimizer already.")
     if op not in (Average, Sum, Adasum):
         raise ValueError(f"DistributedOptimizer: op must be Average, Sum or Adasum, it is {op!r}.")
@@ -213,7 +206,7 @@ def DistributedOptimizer(
     if op == Adasum and active:
         steps = StepCombiner(compression, backward_passes_per_step, process_set)
         steps.add(named)
-        wrapped = _wrap(optimizer, AdasumOptimizer, _steps=steps, _given_names=given_names)
+        wrapped = wrap(optimizer, AdasumOptimizer, _steps=steps, _given_names=given_names)
         weakref.finalize(wrapped, steps.remove_hooks)
         return wrapped
     reducer = None
@@ -228,7 +221,7 @@ def DistributedOptimizer(
             process_set=process_set,
         )
         reducer.add(named)
-    wrapped = _wrap(
+    wrapped = wrap(
         optimizer,
         _ReducingOptimizer,
         _reducer=reducer,

@@ -99,12 +99,13 @@ def learning_rate_schedulers_work_whether_made_before_or_after() -> None:
         plain = sgd(alone.parameters())
         other = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the early one has not seen the steps of the wrapper
+            warnings.simplefilter("error")
             for _ in range(2):
                 train_own(model, wrapped, 1)
                 scheduler.step()
                 train_joined(alone, plain, 1)
                 other.step()
+                wrapped.load_state_dict(wrapped.state_dict())  # the scheduler still acts on it
         assert wrapped.param_groups[0]["lr"] == plain.param_groups[0]["lr"] == 0.025
         check_same(model, alone)
 
@@ -362,6 +363,26 @@ def several_backward_passes_make_a_step() -> None:
     wrapped.set_backward_passes_per_step(3)
     steps(3, 2)
     check_same(model, alone)
+
+
+@cases.add
+def passes_without_synchronization_are_not_counted() -> None:
+    for groups in (None, 2):
+        model, wrapped, alone, plain = twins(mlp(), sgd, groups=groups)
+        for passes in (3, 1, 2):
+            wrapped.zero_grad()
+            plain.zero_grad()
+            with wrapped.no_sync():
+                for part in range(passes - 1):
+                    loss_of(model, own_part(joined_batch(part))).backward()
+            assert not wrapped._reducer.has_started()
+            loss_of(model, own_part(joined_batch(passes))).backward()
+            assert wrapped._reducer.has_started()
+            wrapped.step()
+            for part in (*range(passes - 1), passes):
+                loss_of(alone, joined_batch(part)).backward()
+            plain.step()
+        check_same(model, alone)
 
 
 @cases.add
