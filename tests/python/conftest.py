@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-# The tests of a framework are run where it is installed.
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_torch_*.py"]
-
 # Frameworks are not there for every Python: without one its tests are left out, and pytest's first lines say so.
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore_glob = [] if _HAS_TORCH else ["test_torch_*.py"]

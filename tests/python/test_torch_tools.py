@@ -18,7 +18,6 @@ from torch_training import (
     joined_batch,
     loss_of,
     mlp,
-    own_part,
     sgd,
     start,
     train_joined,
@@ -171,41 +170,6 @@ def outcomes() -> Outcomes:
 @pytest.mark.parametrize("case", cases.names())
 def test_two_ranks(outcomes: Outcomes, case: str) -> None:
     outcomes.check(case)
-
-
-# ---- Part of the ranks -----------------------------------------------------------------------------------------------
-
-
-def _train_in_sets() -> None:
-    pair = hvd.ProcessSet([0, 2])
-    hvd.init(process_sets=[pair])
-    for op in (hvd.Average, hvd.Adasum):
-        model = mlp()
-        alone = copy.deepcopy(model)
-        wrapped = hvd.DistributedOptimizer(
-            sgd(model.parameters()), named_parameters=model.named_parameters(), process_set=pair, op=op
-        )
-        train_own(model, wrapped, 2)
-        if hvd.rank() == 1:  # no member: by itself
-            plain = sgd(alone.parameters())
-            for step in range(2):
-                plain.zero_grad()
-                loss_of(alone, own_part(joined_batch(step))).backward()
-                plain.step()
-            assert all(torch.equal(a, b) for a, b in zip(model.parameters(), alone.parameters(), strict=True))
-        elif op == hvd.Average:
-            plain = sgd(alone.parameters())
-            for step in range(2):
-                plain.zero_grad()
-                batch = joined_batch(step)
-                (sum(loss_of(alone, own_part(batch, rank)) for rank in (0, 2)) / 2).backward()
-                plain.step()
-            assert all(torch.allclose(a, b) for a, b in zip(model.parameters(), alone.parameters(), strict=True))
-        check_same_on_all_ranks(list(model.parameters()), pair)
-
-
-def test_a_process_set_trains_by_itself() -> None:
-    run_ranks(3, _train_in_sets)
 
 
 # ---- One process -----------------------------------------------------------------------------------------------------
