@@ -1,7 +1,7 @@
 """Gradients of the operations whose result is a new tensor.
 
-The backward pass of every rank takes part in another operation: its name is the forward operation's with ".grad" at
-its end, so that operations of the backward pass find each other whatever the order in which autograd comes to them.
+The backward pass of every rank takes part in another operation, whose name is the forward operation's with ".grad" at
+its end: so it never meets that of another forward operation, whatever the order in which autograd comes to them.
 """
 
 # ruff: noqa: PLR0917

@@ -46,27 +46,43 @@ def copied_into(tensor: Tensor, result: Tensor) -> Tensor:
         return tensor.copy_(result)
 
 
+class _Unavailable:
+    """Stands for an operator where PyTorch is too old for it."""
+
+    def __init__(self, name: str) -> None:
+        """Keeps the name for the error."""
+        self._name = name
+
+    def register_autograd(self, *_: Any, **__: Any) -> None:
+        """Does nothing."""
+
+    def __call__(self, *_: Any) -> Any:
+        raise NotImplementedError(
+            f"hvd.{self._name} inside a compiled function needs operators with effects, which PyTorch "
+            f"{torch.__version__} does not have. Call it outside of the function, or decorate what calls it with "
+            "torch.compiler.disable."
+        )
+
+
 def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     """Makes a function an operator of its name; `fake` tells the compiler the shapes of its results."""
 
     def define(function: Callable[..., Any]) -> Any:
-        made = torch.library.custom_op(f"horovod::{function.__name__}", function, mutates_args=())
+        try:
+            from torch._library.effects import EffectType
+        except ImportError:  # untested: only 2.13 was
+            return _Unavailable(function.__name__)
+        made: Any = torch.library.custom_op(f"horovod::{function.__name__}", function, mutates_args=())
         made.register_fake(fake)
-        _make_ordered(made)
+        made.register_effect(EffectType.ORDERED)
         return made
 
     return define
 
 
-def _make_ordered(made: Any) -> None:
-    if hasattr(made, "register_effect"):
-        from torch._library.effects import EffectType
-
-        made.register_effect(EffectType.ORDERED)
-    else:  # older releases; untested
-        from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-
-        _register_effectful_op(made._opoverload, _EffectType.ORDERED)
+def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keeps all arguments but the tensors, for the backward pass."""
+    ctx.arguments = inputs[1:]
 
 
 # ---- Allreduce -------------------------------------------------------------------------------------------------------
@@ -79,11 +95,6 @@ def allreduce(
     """An allreduce into a new tensor, under the name with the suffix."""
     full_name = operation_name("allreduce", name, set_id) + suffix
     return run(allreduce_request(for_result(tensor), full_name, op, set_id, prescale, postscale))  # type: ignore[no-any-return]
-
-
-def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keeps all arguments but the tensors."""
-    ctx.arguments = inputs[1:]
 
 
 def _allreduce_backward(ctx: Any, grad: Tensor) -> Any:

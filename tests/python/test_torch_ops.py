@@ -112,8 +112,8 @@ def moving_forms(members: ProcessSet, dtype: Any, rows: int, columns: tuple[int,
             assert received.dtype == torch.int32
     even = [values(dtype, (2 * len(ranks), *columns), rank) for rank in ranks]
     want = np.concatenate([array[2 * position : 2 * position + 2] for array in even])
-    output: Any = hvd.alltoall(to_tensor(even[position]), **options)
-    same(output, want, f"alltoall without splits {what}")
+    exchanged: Any = hvd.alltoall(to_tensor(even[position]), **options)
+    same(exchanged, want, f"alltoall without splits {what}")
 
 
 def sweep_moving(size: int) -> None:
