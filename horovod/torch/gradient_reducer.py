@@ -98,9 +98,10 @@ class GradientReducer:
                 slot.hook.remove()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes make a step, beginning with those that come next."""
+        """Changes how many backward passes make a step; if one is under way, from the next step on."""
         self._passes = passes
-        self._count_from(passes)
+        if not self._anything_started:
+            self._count_from(passes)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -281,8 +282,9 @@ class GradientReducer:
     def _add_rows(self, slot: Slot, rows: torch.Tensor) -> None:
         """Makes the rows of all ranks the gradient; if another rank has a dense one, adds them to that."""
         dense = slot.parameter.grad
-        mixed = dense is not None and not dense.is_sparse
-        slot.parameter.grad = dense + rows if mixed and dense is not None else rows
+        if dense is not None and not dense.is_sparse:
+            rows = dense + rows
+        slot.parameter.grad = rows
 
 
 def _no_rows(parameter: torch.Tensor) -> torch.Tensor:

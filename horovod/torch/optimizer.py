@@ -207,7 +207,7 @@ def DistributedOptimizer(
         steps = StepCombiner(compression, backward_passes_per_step, process_set)
         steps.add(named)
         wrapped = wrap(optimizer, AdasumOptimizer, _steps=steps, _given_names=given_names)
-        weakref.finalize(wrapped, steps.remove_hooks)
+        weakref.finalize(wrapped, steps.remove_hooks).atexit = False
         return wrapped
     reducer = None
     if active:
@@ -230,5 +230,5 @@ def DistributedOptimizer(
         _is_synchronized=False,
     )
     if reducer is not None:
-        weakref.finalize(wrapped, reducer.remove_hooks)
+        weakref.finalize(wrapped, reducer.remove_hooks).atexit = False
     return wrapped

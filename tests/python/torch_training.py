@@ -95,3 +95,20 @@ def fingerprint(tensors: Sequence[Tensor]) -> str:
     for tensor in tensors:
         digest.update(tensor.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+class Branches(nn.Module):
+    """Three layers, of which a rank uses some."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.always = nn.Linear(4, 4)
+        self.sometimes = nn.Embedding(6, 4, sparse=True) if sparse else nn.Linear(4, 4)
+        self.never = nn.Linear(4, 4)
+
+    def forward(self, values: torch.Tensor, use: bool) -> torch.Tensor:
+        out: torch.Tensor = self.always(values)
+        if use:
+            extra = torch.tensor([1, 1, 4]) if isinstance(self.sometimes, nn.Embedding) else values
+            out = out + self.sometimes(extra).sum()
+        return out
