@@ -4,10 +4,12 @@ Its life: a hook tells that the gradient has been added to; after as many backwa
 which is told to whoever made the slot; he starts the reduction, and begins again when it has ended.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod.common.names import operation_name
 from horovod.common.process_sets import GLOBAL_ID
@@ -15,6 +17,10 @@ from horovod.torch.backward_hooks import Removable, call_after_gradient
 from horovod.torch.presence import DENSE, NONE, SPARSE, Description
 
 NamedParameters = Sequence[tuple[str, torch.Tensor]]
+
+# Which slot has its hook on a parameter: the latest. An optimizer that was replaced by another one for the same
+# parameters may still live, in a scheduler for instance, and must not start the same reductions.
+_watchers: "WeakTensorKeyDictionary" = WeakTensorKeyDictionary()
 
 
 def check_passes(passes: int) -> None:
@@ -40,6 +46,7 @@ class Slot:
     """One parameter and what is going on with its gradient."""
 
     __slots__ = (
+        "__weakref__",
         "context",
         "full_name",
         "gradient",
@@ -74,7 +81,12 @@ class Slot:
     def watch(self) -> bool:
         """Sets the hook, unless the parameter is frozen: then this is to be tried again. Returns whether it is set."""
         if self.hook is None and self.parameter.requires_grad:
+            known = _watchers.get(self.parameter)
+            before = None if known is None else known()
+            if before is not None and before.hook is not None:
+                before.hook.remove()
             self.hook = call_after_gradient(self.parameter, self.on_gradient)
+            _watchers[self.parameter] = weakref.ref(self)
         return self.hook is not None
 
     def on_gradient(self, _parameter: torch.Tensor) -> None:

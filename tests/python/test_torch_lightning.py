@@ -116,6 +116,21 @@ def the_strategy_has_a_name_and_shares_out_the_data() -> None:
 
 
 @cases.add
+def a_trainer_can_fit_again() -> None:
+    module = Module()
+    alone = copy.deepcopy(module)
+    for strategy, one in ((strategies.HorovodStrategy(), module), ("auto", alone)):
+        used = fit(strategy, one)
+        used.fit_loop.max_epochs = 2 * EPOCHS
+        sampler: Any = DistributedSampler(dataset(), used.world_size, used.global_rank, shuffle=False)
+        batch = BATCH * hvd.size() // used.world_size
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            used.fit(one, DataLoader(dataset(), batch, sampler=sampler))
+    check_same(module, alone)
+
+
+@cases.add
 def all_ranks_begin_with_the_weights_of_rank_0() -> None:
     module = Module(seed=10 + hvd.rank())
     fit(strategies.HorovodStrategy(), module)

@@ -133,6 +133,22 @@ def nothing_is_left_of_an_optimizer_that_is_gone() -> None:
     assert all(len(p._post_accumulate_grad_hooks) == 1 for p in model.parameters())
 
 
+@cases.add
+def a_new_optimizer_takes_the_place_of_one_that_still_lives() -> None:
+    model = mlp()
+    alone = copy.deepcopy(model)
+    old = hvd.DistributedOptimizer(sgd(model.parameters()), named_parameters=model.named_parameters())
+    train_own(model, old, 1)
+    new = hvd.DistributedOptimizer(sgd(model.parameters()), named_parameters=model.named_parameters())
+    train_own(model, new, 2)
+    del old
+    train_own(model, new, 1)
+    plain = sgd(alone.parameters())
+    for steps in (1, 2, 1):
+        train_joined(alone, plain, steps)
+    check_same(model, alone)
+
+
 # ---- When it is reduced ----------------------------------------------------------------------------------------------
 
 
