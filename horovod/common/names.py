@@ -21,8 +21,12 @@ def operation_name(op: str, name: str | None, process_set_id: int) -> str:
 
 def member_names(op: str, name: str | None, process_set_id: int, count: int) -> list[str]:
     """Returns the names of the members of a group."""
-    base = operation_name(op, name, process_set_id)
-    return [f"{base}_{i}of{count}" for i in range(1, count + 1)]
+    return members_of(operation_name(op, name, process_set_id), count)
+
+
+def members_of(group: str, count: int) -> list[str]:
+    """Returns the names of the members of a group whose own name is known."""
+    return [f"{group}_{i}of{count}" for i in range(1, count + 1)]
 
 
 def restart_counting(process_set_id: int | None = None) -> None:

@@ -54,7 +54,7 @@ def _compiled(
     process_set: ProcessSet,
 ) -> Tensor:
     op, set_id = reduce_op(op, average), require_id(process_set)
-    return compiled.allreduce(tensor, name, "", op, set_id, prescale_factor, postscale_factor)  # type: ignore[no-any-return]
+    return compiled.allreduce(tensor, name, op, set_id, prescale_factor, postscale_factor)  # type: ignore[no-any-return]
 
 
 def allreduce(
@@ -185,7 +185,7 @@ def _compiled_group(
 ) -> list[Tensor]:
     op, set_id = reduce_op(op, average), require_id(process_set)
     return compiled.grouped_allreduce(  # type: ignore[no-any-return]
-        list(tensors), name, "", op, set_id, prescale_factor, postscale_factor
+        list(tensors), name, op, set_id, prescale_factor, postscale_factor
     )
 
 

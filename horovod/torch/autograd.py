@@ -1,7 +1,8 @@
 """Gradients of the operations whose result is a new tensor.
 
-The backward pass of every rank takes part in another operation, whose name is the forward operation's with ".grad" at
-its end: so it never meets that of another forward operation, whatever the order in which autograd comes to them.
+The backward pass of every rank takes part in another operation. What it has as its name is all of the forward
+operation's, with ".grad" at its end: so it never meets that of another forward operation, whatever the order in which
+autograd comes to them. It can be differentiated again.
 """
 
 # ruff: noqa: PLR0917
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from horovod.common.basics import basics
-from horovod.common.names import member_names, operation_name
+from horovod.common.names import members_of, operation_name
 from horovod.common.process_sets import ProcessSet, own_share, require_id
 from horovod.common.reduce_ops import Average, Sum, reduce_op
 from horovod.torch.requests import (
@@ -26,15 +27,19 @@ from horovod.torch.requests import (
     run,
     run_group,
 )
-from horovod.torch.tensors import code_of, contiguous, for_result, rows_of
+from horovod.torch.tensors import code_of, for_result, rows_of
 
 Tensors = tuple[Tensor, ...]
 
 
-def _allreduced(grad: Tensor, name: str, op: int, set_id: int, prescale: float = 1.0, postscale: float = 1.0) -> Tensor:
-    # Contiguous, since autograd chooses the layout of gradients, and may choose differently on each rank.
-    memory = for_result(contiguous(grad))
-    return run(allreduce_request(memory, name, op, set_id, prescale, postscale))  # type: ignore[no-any-return]
+def _averaged(grad: Tensor, ctx: Any) -> Tensor:
+    name, process_set = f"{ctx.name}.grad", ctx.process_set
+    return HorovodAllreduce.apply(_plain(grad), None, name, Average, 1.0, 1.0, process_set)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _plain(grad: Tensor) -> Tensor:
+    """Contiguous, since autograd chooses the layout of gradients, and may choose differently on each rank."""
+    return grad.contiguous()
 
 
 class HorovodAllreduce(torch.autograd.Function):
@@ -52,14 +57,16 @@ class HorovodAllreduce(torch.autograd.Function):
         process_set: ProcessSet,
     ) -> Tensor:
         memory = for_result(tensor)
-        ctx.set_id = require_id(process_set)
+        ctx.process_set, set_id = process_set, require_id(process_set)
         ctx.op, ctx.factors = reduce_op(op, average), (prescale_factor, postscale_factor)
-        ctx.name = operation_name("allreduce", name, ctx.set_id)
-        return run(allreduce_request(memory, ctx.name, ctx.op, ctx.set_id, *ctx.factors))  # type: ignore[no-any-return]
+        ctx.name = operation_name("allreduce", name, set_id)
+        return run(allreduce_request(memory, ctx.name, ctx.op, set_id, *ctx.factors))  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:  # noqa: D102
-        grad = _allreduced(grad_output, f"{ctx.name}.grad", ctx.op, ctx.set_id, *ctx.factors)
+        grad = HorovodAllreduce.apply(  # type: ignore[no-untyped-call]
+            _plain(grad_output), None, f"{ctx.name}.grad", ctx.op, *ctx.factors, ctx.process_set
+        )
         return grad, None, None, None, None, None, None
 
 
@@ -78,24 +85,21 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         *tensors: Tensor,
     ) -> Tensors:
         memories = [for_result(tensor) for tensor in tensors]
-        ctx.set_id = require_id(process_set)
+        ctx.process_set, set_id = process_set, require_id(process_set)
         ctx.op, ctx.factors = reduce_op(op, average), (prescale_factor, postscale_factor)
-        ctx.names = member_names("grouped_allreduce", name, ctx.set_id, len(tensors))
-        return tuple(_grouped_allreduce(memories, ctx))
+        ctx.name = operation_name("grouped_allreduce", name, set_id)
+        outputs = run_group(
+            allreduce_request(memory, full_name, ctx.op, set_id, *ctx.factors)
+            for memory, full_name in zip(memories, members_of(ctx.name, len(tensors)), strict=True)
+        )
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_output: Tensor) -> Any:  # noqa: D102
-        memories = [for_result(contiguous(grad)) for grad in grad_output]
-        return (None,) * 6 + tuple(_grouped_allreduce(memories, ctx, ".grad"))
-
-
-def _grouped_allreduce(memories: list[Any], ctx: Any, suffix: str = "") -> list[Tensor]:
-    return run_group(
-        [
-            allreduce_request(memory, name + suffix, ctx.op, ctx.set_id, *ctx.factors)
-            for memory, name in zip(memories, ctx.names, strict=True)
-        ]
-    )
+        grads = HorovodGroupedAllreduce.apply(  # type: ignore[no-untyped-call]
+            None, f"{ctx.name}.grad", ctx.op, *ctx.factors, ctx.process_set, *map(_plain, grad_output)
+        )
+        return (None,) * 6 + tuple(grads)
 
 
 class HorovodAllgather(torch.autograd.Function):
@@ -104,15 +108,14 @@ class HorovodAllgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:  # noqa: D102
         code_of(tensor)  # an error before an unnamed operation is counted
-        ctx.set_id = require_id(process_set)
+        ctx.process_set, ctx.set_id = process_set, require_id(process_set)
         ctx.name = operation_name("allgather", name, ctx.set_id)
         output, ctx.received = run(allgather_request(tensor, ctx.name, ctx.set_id, with_received=True))
         return output  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:  # noqa: D102
-        grad = _allreduced(grad_output, f"{ctx.name}.grad", Average, ctx.set_id)
-        return own_rows(grad, ctx.received, ctx.set_id), None, None
+        return own_rows(_averaged(grad_output, ctx), ctx.received, ctx.set_id), None, None
 
 
 class HorovodGroupedAllgather(torch.autograd.Function):
@@ -122,21 +125,20 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Tensors:  # noqa: D102
         for tensor in tensors:
             code_of(tensor)
-        ctx.set_id = require_id(process_set)
-        ctx.names = member_names("grouped_allgather", name, ctx.set_id, len(tensors))
+        ctx.process_set, ctx.set_id = process_set, require_id(process_set)
+        ctx.name = operation_name("grouped_allgather", name, ctx.set_id)
         pairs = run_group(
-            [
-                allgather_request(tensor, full_name, ctx.set_id, with_received=True)
-                for tensor, full_name in zip(tensors, ctx.names, strict=True)
-            ]
+            allgather_request(tensor, full_name, ctx.set_id, with_received=True)
+            for tensor, full_name in zip(tensors, members_of(ctx.name, len(tensors)), strict=True)
         )
         ctx.received = [received for _, received in pairs]
         return tuple(output for output, _ in pairs)
 
     @staticmethod
     def backward(ctx: Any, *grad_output: Tensor) -> Any:  # noqa: D102
-        ctx.op, ctx.factors = Average, (1.0, 1.0)
-        grads = _grouped_allreduce([for_result(contiguous(grad)) for grad in grad_output], ctx, ".grad")
+        grads = HorovodGroupedAllreduce.apply(  # type: ignore[no-untyped-call]
+            None, f"{ctx.name}.grad", Average, 1.0, 1.0, ctx.process_set, *map(_plain, grad_output)
+        )
         rows = [own_rows(grad, got, ctx.set_id) for grad, got in zip(grads, ctx.received, strict=True)]
         return None, None, *rows
 
@@ -147,15 +149,16 @@ class HorovodBroadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:  # noqa: D102
         memory = for_result(tensor)
-        ctx.set_id, ctx.root_rank = require_id(process_set), root_rank
-        ctx.name = operation_name("broadcast", name, ctx.set_id)
-        return run(broadcast_request(memory, ctx.name, root_rank, ctx.set_id))  # type: ignore[no-any-return]
+        ctx.process_set, ctx.root_rank, set_id = process_set, root_rank, require_id(process_set)
+        ctx.name = operation_name("broadcast", name, set_id)
+        return run(broadcast_request(memory, ctx.name, root_rank, set_id))  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:  # noqa: D102
-        grad = _allreduced(grad_output, f"{ctx.name}.grad", Average, ctx.set_id)
+        grad = _averaged(grad_output, ctx)
         if basics.rank() != ctx.root_rank:
-            grad.zero_()
+            # Not new zeros: a second derivative must find the operation on every rank.
+            grad = grad.masked_fill(torch.ones((), dtype=torch.bool), 0)
         return grad, None, None, None
 
 
@@ -167,18 +170,20 @@ class HorovodAlltoall(torch.autograd.Function):
         ctx: Any, tensor: Tensor, splits: list[int] | None, name: str | None, process_set: ProcessSet
     ) -> tuple[Tensor, Tensor]:
         code_of(tensor)
-        ctx.set_id, ctx.rows = require_id(process_set), rows_of(tensor)
-        ctx.name = operation_name("alltoall", name, ctx.set_id)
-        output, received = run(alltoall_request(tensor, splits, ctx.name, ctx.set_id, with_received=True))
+        ctx.process_set, ctx.rows, set_id = process_set, rows_of(tensor), require_id(process_set)
+        ctx.name = operation_name("alltoall", name, set_id)
+        output, received = run(alltoall_request(tensor, splits, ctx.name, set_id, with_received=True))
         ctx.received = received.tolist()
         ctx.mark_non_differentiable(received)
         return output, received
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor, *dead_gradients: Tensor) -> Any:  # noqa: D102
-        request = alltoall_request(grad_output, ctx.received, f"{ctx.name}.grad", ctx.set_id, with_received=False)
+        grad, _ = HorovodAlltoall.apply(  # type: ignore[no-untyped-call]
+            grad_output, ctx.received, f"{ctx.name}.grad", ctx.process_set
+        )
         # Rows beyond the sum of the splits went nowhere.
-        return padded(run(request), ctx.rows), None, None, None
+        return padded(grad, ctx.rows), None, None, None
 
 
 class HorovodReducescatter(torch.autograd.Function):
@@ -195,17 +200,17 @@ class HorovodReducescatter(torch.autograd.Function):
         postscale_factor: float,
     ) -> Tensor:
         code_of(tensor)
-        ctx.set_id = require_id(process_set)
+        ctx.process_set, set_id = process_set, require_id(process_set)
         ctx.factor = backward_factor(op, process_set, prescale_factor, postscale_factor)
-        ctx.name = operation_name("reducescatter", name, ctx.set_id)
+        ctx.name = operation_name("reducescatter", name, set_id)
         share = own_share(rows_of(tensor), process_set)
-        request = reducescatter_request(tensor, ctx.name, op, ctx.set_id, share, prescale_factor, postscale_factor)
+        request = reducescatter_request(tensor, ctx.name, op, set_id, share, prescale_factor, postscale_factor)
         return run(request)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:  # noqa: D102
-        grad = run(allgather_request(grad_output, f"{ctx.name}.grad", ctx.set_id))
-        return _times(grad, ctx.factor), None, None, None, None, None
+        grad = HorovodAllgather.apply(grad_output, f"{ctx.name}.grad", ctx.process_set)  # type: ignore[no-untyped-call]
+        return grad * ctx.factor, None, None, None, None, None
 
 
 class HorovodGroupedReducescatter(torch.autograd.Function):
@@ -223,31 +228,23 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     ) -> Tensors:
         for tensor in tensors:
             code_of(tensor)
-        ctx.set_id = require_id(process_set)
+        ctx.process_set, set_id = process_set, require_id(process_set)
         ctx.factor = backward_factor(op, process_set, prescale_factor, postscale_factor)
-        ctx.names = member_names("grouped_reducescatter", name, ctx.set_id, len(tensors))
+        ctx.name = operation_name("grouped_reducescatter", name, set_id)
         shares = [own_share(rows_of(tensor), process_set) for tensor in tensors]
+        names = members_of(ctx.name, len(tensors))
         outputs = run_group(
-            reducescatter_request(tensor, full_name, op, ctx.set_id, share, prescale_factor, postscale_factor)
-            for tensor, full_name, share in zip(tensors, ctx.names, shares, strict=True)
+            reducescatter_request(tensor, full_name, op, set_id, share, prescale_factor, postscale_factor)
+            for tensor, full_name, share in zip(tensors, names, shares, strict=True)
         )
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_output: Tensor) -> Any:  # noqa: D102
-        grads = run_group(
-            [
-                allgather_request(grad, f"{full_name}.grad", ctx.set_id)
-                for grad, full_name in zip(grad_output, ctx.names, strict=True)
-            ]
-        )
-        return (None,) * 5 + tuple(_times(grad, ctx.factor) for grad in grads)
+        grads = HorovodGroupedAllgather.apply(f"{ctx.name}.grad", ctx.process_set, *grad_output)  # type: ignore[no-untyped-call]
+        return (None,) * 5 + tuple(grad * ctx.factor for grad in grads)
 
 
 def backward_factor(op: int, process_set: ProcessSet, prescale_factor: float, postscale_factor: float) -> float:
     """What the gathered gradients of a reducescatter are multiplied by."""
     return prescale_factor * postscale_factor * ((process_set.size() or 1) if op == Sum else 1)
-
-
-def _times(grad: Tensor, factor: float) -> Tensor:
-    return grad if factor == 1.0 else grad.mul_(factor)

@@ -80,6 +80,11 @@ def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     return define
 
 
+def backward_name(op: str, name: str | None) -> str | None:
+    """The name of an operation of the backward pass: see autograd.py. Of one without a name, none."""
+    return None if name is None else f"{op}.{name}.grad"
+
+
 def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keeps all arguments but the tensors, for the backward pass."""
     ctx.arguments = inputs[1:]
@@ -89,17 +94,15 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 @operator(lambda tensor, *_: torch.empty_like(tensor))
-def allreduce(
-    tensor: Tensor, name: str | None, suffix: str, op: int, set_id: int, prescale: float, postscale: float
-) -> Tensor:
-    """An allreduce into a new tensor, under the name with the suffix."""
-    full_name = operation_name("allreduce", name, set_id) + suffix
+def allreduce(tensor: Tensor, name: str | None, op: int, set_id: int, prescale: float, postscale: float) -> Tensor:
+    """An allreduce into a new tensor."""
+    full_name = operation_name("allreduce", name, set_id)
     return run(allreduce_request(for_result(tensor), full_name, op, set_id, prescale, postscale))  # type: ignore[no-any-return]
 
 
 def _allreduce_backward(ctx: Any, grad: Tensor) -> Any:
-    name, _, *others = ctx.arguments
-    return allreduce(grad.contiguous(), name, ".grad", *others), None, None, None, None, None, None
+    name, *others = ctx.arguments
+    return allreduce(grad.contiguous(), backward_name("allreduce", name), *others), None, None, None, None, None
 
 
 allreduce.register_autograd(_allreduce_backward, setup_context=keep)
@@ -107,22 +110,22 @@ allreduce.register_autograd(_allreduce_backward, setup_context=keep)
 
 @operator(lambda tensors, *_: [torch.empty_like(tensor) for tensor in tensors])
 def grouped_allreduce(
-    tensors: Sequence[Tensor], name: str | None, suffix: str, op: int, set_id: int, prescale: float, postscale: float
+    tensors: Sequence[Tensor], name: str | None, op: int, set_id: int, prescale: float, postscale: float
 ) -> list[Tensor]:
     """Allreduces into new tensors, together."""
     names = member_names("grouped_allreduce", name, set_id, len(tensors))
     return run_group(
         [
-            allreduce_request(for_result(tensor), full_name + suffix, op, set_id, prescale, postscale)
+            allreduce_request(for_result(tensor), full_name, op, set_id, prescale, postscale)
             for tensor, full_name in zip(tensors, names, strict=True)
         ]
     )
 
 
 def _grouped_allreduce_backward(ctx: Any, grads: list[Tensor]) -> Any:
-    name, _, *others = ctx.arguments
-    contiguous_grads = [grad.contiguous() for grad in grads]
-    return grouped_allreduce(contiguous_grads, name, ".grad", *others), None, None, None, None, None, None
+    name, *others = ctx.arguments
+    plain = [grad.contiguous() for grad in grads]
+    return grouped_allreduce(plain, backward_name("grouped_allreduce", name), *others), None, None, None, None, None
 
 
 grouped_allreduce.register_autograd(_grouped_allreduce_backward, setup_context=keep)
@@ -138,17 +141,13 @@ def broadcast(tensor: Tensor, root_rank: int, name: str | None, set_id: int) -> 
     return run(broadcast_request(for_result(tensor), full_name, root_rank, set_id))  # type: ignore[no-any-return]
 
 
-@operator(lambda grad, *_: torch.empty_like(grad))
-def broadcast_backward(grad: Tensor, root_rank: int, name: str | None, set_id: int) -> Tensor:
-    """The average of the gradients on the root, zeros elsewhere."""
-    full_name = operation_name("broadcast", name, set_id) + ".grad"
-    average: Tensor = run(allreduce_request(for_result(grad), full_name, Average, set_id, 1.0, 1.0))
-    return average if basics.rank() == root_rank else average.zero_()
+def _broadcast_backward(ctx: Any, grad: Tensor) -> Any:
+    root_rank, name, set_id = ctx.arguments
+    average = allreduce(grad.contiguous(), backward_name("broadcast", name), Average, set_id, 1.0, 1.0)
+    return average if basics.rank() == root_rank else torch.zeros_like(average), None, None, None
 
 
-broadcast.register_autograd(
-    lambda ctx, grad: (broadcast_backward(grad.contiguous(), *ctx.arguments), None, None, None), setup_context=keep
-)
+broadcast.register_autograd(_broadcast_backward, setup_context=keep)
 
 
 # ---- Barrier ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from horovod.common.names import member_names, operation_name
 from horovod.common.reduce_ops import Average
-from horovod.torch.compiled import operator
+from horovod.torch.compiled import backward_name, operator
 from horovod.torch.requests import (
     allgather_request,
     allreduce_request,
@@ -55,7 +55,7 @@ def allgather(tensor: Tensor, name: str | None, set_id: int, set_size: int) -> l
 @operator(lambda grad, received, name, set_id, rows: _some_rows(grad, rows))
 def allgather_backward(grad: Tensor, received: Tensor, name: str | None, set_id: int, rows: int) -> Tensor:
     """The average of the gradients, and of it this rank's rows."""
-    full_name = operation_name("allgather", name, set_id) + ".grad"
+    full_name = operation_name("allreduce", name, set_id)
     average = run(allreduce_request(for_result(grad), full_name, Average, set_id, 1.0, 1.0))
     return own_rows(average, received, set_id).clone()
 
@@ -68,6 +68,7 @@ def _keep_received(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _allgather_backward(ctx: Any, grads: list[Tensor]) -> Any:
     name, set_id, _ = ctx.arguments
+    name = backward_name("allgather", name)
     return allgather_backward(grads[0].contiguous(), *ctx.saved_tensors, name, set_id, ctx.rows), None, None, None
 
 
@@ -108,10 +109,10 @@ def grouped_allgather_backward(
     grads: Sequence[Tensor], received: Sequence[Tensor], name: str | None, set_id: int, rows: Sequence[int]
 ) -> list[Tensor]:
     """The averages of the gradients, and of each this rank's rows."""
-    names = member_names("grouped_allgather", name, set_id, len(grads))
+    names = member_names("grouped_allreduce", name, set_id, len(grads))
     averages = run_group(
         [
-            allreduce_request(for_result(grad), f"{full_name}.grad", Average, set_id, 1.0, 1.0)
+            allreduce_request(for_result(grad), full_name, Average, set_id, 1.0, 1.0)
             for grad, full_name in zip(grads, names, strict=True)
         ]
     )
@@ -126,8 +127,9 @@ def _keep_received_of_each(ctx: Any, inputs: tuple[Any, ...], output: Any) -> No
 
 def _grouped_allgather_backward(ctx: Any, grads: list[Tensor]) -> Any:
     name, set_id, _ = ctx.arguments
-    contiguous_grads = [grad.contiguous() for grad in grads[: len(ctx.rows)]]
-    own = grouped_allgather_backward(contiguous_grads, list(ctx.saved_tensors), name, set_id, ctx.rows)
+    plain = [grad.contiguous() for grad in grads[: len(ctx.rows)]]
+    name = backward_name("grouped_allgather", name)
+    own = grouped_allgather_backward(plain, list(ctx.saved_tensors), name, set_id, ctx.rows)
     return own, None, None, None
 
 
@@ -148,13 +150,14 @@ def alltoall(tensor: Tensor, splits: Tensor | None, name: str | None, set_id: in
 @operator(lambda grad, received, name, set_id, rows: _some_rows(grad, rows))
 def alltoall_backward(grad: Tensor, received: Tensor, name: str | None, set_id: int, rows: int) -> Tensor:
     """The rows of the gradient, back where the values came from; zeros for rows that were not sent."""
-    full_name = operation_name("alltoall", name, set_id) + ".grad"
+    full_name = operation_name("alltoall", name, set_id)
     returned = run(alltoall_request(grad, received.tolist(), full_name, set_id, with_received=False))
     return padded(returned, rows)
 
 
 def _alltoall_backward(ctx: Any, grads: list[Tensor]) -> Any:
     _, name, set_id, _ = ctx.arguments
+    name = backward_name("alltoall", name)
     return alltoall_backward(grads[0].contiguous(), *ctx.saved_tensors, name, set_id, ctx.rows), None, None, None, None
 
 
@@ -183,7 +186,7 @@ def reducescatter(
 @operator(lambda grad, name, set_id, rows, factor: _some_rows(grad, rows))
 def reducescatter_backward(grad: Tensor, name: str | None, set_id: int, rows: int, factor: float) -> Tensor:
     """The gradients of all rows, times a factor."""
-    full_name = operation_name("reducescatter", name, set_id) + ".grad"
+    full_name = operation_name("allgather", name, set_id)
     everything: Tensor = run(allgather_request(grad, full_name, set_id))
     return everything.mul_(factor)
 
@@ -195,6 +198,7 @@ def _keep_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _reducescatter_backward(ctx: Any, grad: Tensor) -> Any:
     name, _, set_id, _, factor, *_ = ctx.arguments
+    name = backward_name("reducescatter", name)
     whole = reducescatter_backward(grad.contiguous(), name, set_id, ctx.rows, factor)
     return whole, None, None, None, None, None, None, None
 
@@ -234,10 +238,8 @@ def grouped_reducescatter_backward(
     grads: Sequence[Tensor], name: str | None, set_id: int, rows: Sequence[int], factor: float
 ) -> list[Tensor]:
     """The gradients of all rows of each, times a factor."""
-    names = member_names("grouped_reducescatter", name, set_id, len(grads))
-    requests = [
-        allgather_request(grad, f"{full_name}.grad", set_id) for grad, full_name in zip(grads, names, strict=True)
-    ]
+    names = member_names("grouped_allgather", name, set_id, len(grads))
+    requests = [allgather_request(grad, full_name, set_id) for grad, full_name in zip(grads, names, strict=True)]
     return [everything.mul_(factor) for everything in run_group(requests)]
 
 
@@ -248,8 +250,8 @@ def _keep_rows_of_each(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _grouped_reducescatter_backward(ctx: Any, grads: list[Tensor]) -> Any:
     name, _, set_id, _, factor, *_ = ctx.arguments
-    contiguous_grads = [grad.contiguous() for grad in grads]
-    whole = grouped_reducescatter_backward(contiguous_grads, name, set_id, ctx.rows, factor)
+    name = backward_name("grouped_reducescatter", name)
+    whole = grouped_reducescatter_backward([g.contiguous() for g in grads], name, set_id, ctx.rows, factor)
     return whole, None, None, None, None, None, None, None
 
 

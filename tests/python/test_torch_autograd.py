@@ -131,6 +131,27 @@ def test_around_autograd() -> None:
     run_ranks(2, around)
 
 
+def second_derivatives() -> list[float]:
+    """Of (r + 1) * y ** 3 on rank r, where y is the sum of all x; and of y ** 3 where y is the root's x."""
+    hvd.init()
+    x = torch.tensor([1.0], requires_grad=True)
+    loss = (hvd.allreduce(x, op=hvd.Sum, name="x") ** 3).sum() * (hvd.rank() + 1)
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    sent = (hvd.broadcast(x, 0, name="sent") ** 3).sum()
+    (first_sent,) = torch.autograd.grad(sent, x, create_graph=True)
+    (second_sent,) = torch.autograd.grad(first_sent.sum(), x)
+    return [first.item(), second.item(), first_sent.item(), second_sent.item()]
+
+
+def test_second_derivatives() -> None:
+    # With y = 2 each rank has the gradient 3 * y ** 2 + 6 * y ** 2; the sum of both has the derivative 36 * y.
+    on_root, elsewhere = run_ranks(2, second_derivatives)
+    assert on_root[:2] == elsewhere[:2] == [36.0, 72.0]
+    assert on_root[2:] == [3.0, 3.0]
+    assert elsewhere[2:] == [0.0, 0.0]
+
+
 def two_backward_passes() -> list[list[float]]:
     """Two threads, which come to their backward passes in another order on each rank; the operations have no names."""
     hvd.init()
@@ -163,6 +184,7 @@ def numerically() -> None:
     ]
     for function in functions:
         assert torch.autograd.gradcheck(function, (x,))
+        assert torch.autograd.gradgradcheck(function, (x,))
 
 
 def test_gradients_by_differences() -> None:

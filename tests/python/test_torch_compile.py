@@ -68,7 +68,10 @@ def check_order() -> None:
             if grad:
                 with recorded_names() as names:
                     result.backward()
-                assert sorted(names) == ["allreduce.early.grad", "allreduce.late.grad"], (backend, names)
+                assert sorted(names) == [f"allreduce.allreduce.{name}.grad" for name in ("early", "late")], (
+                    backend,
+                    names,
+                )
                 assert x.grad is not None
                 assert y.grad is not None
                 assert x.grad.tolist() == pytest.approx([total] * 5)
@@ -199,8 +202,8 @@ def check_operators() -> None:
     hvd.init()
     x, y = torch.randn(4, 3, requires_grad=True), torch.randn(5, 2, requires_grad=True)
     calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (compiled.allreduce, (x, "a", "", hvd.Sum, 0, 1.0, 1.0)),
-        (compiled.grouped_allreduce, ([x, y], "b", "", hvd.Average, 0, 1.0, 1.0)),
+        (compiled.allreduce, (x, "a", hvd.Sum, 0, 1.0, 1.0)),
+        (compiled.grouped_allreduce, ([x, y], "b", hvd.Average, 0, 1.0, 1.0)),
         (compiled.broadcast, (x, 0, "c", 0)),
         (compiled_rows.allgather, (x, "d", 0, 1)),
         (compiled_rows.grouped_allgather, ([x, y], "e", 0, 1)),
