@@ -104,8 +104,7 @@ sanitize: $(VENV)/.created ## Run the C++ tests under ASan, UBSan and TSan, with
 	@.ci/cpp-tests thread
 
 .PHONY: bench
-bench: $(VENV)/.installed ## Measure against PyTorch's gloo (installs torch)
-	@$(call install_extra,bench)
+bench: $(VENV)/.installed ## Measure against PyTorch's gloo
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 .PHONY: wheel
