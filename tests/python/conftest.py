@@ -1,5 +1,6 @@
 """Fixtures for all tests: each ends, leaves nothing behind, and does not depend on who runs it."""
 
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,15 @@ TEST_SECONDS = 600  # far more than any needs: a test that hangs is to say so
 # A script's background job and nohup have signals ignored, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Frameworks are not there for every Python: without one its tests are left out, and pytest's first lines say so.
+_HAS_TORCH = importlib.util.find_spec("torch") is not None
+collect_ignore_glob = [] if _HAS_TORCH else ["test_torch_*.py"]
+
+
+def pytest_report_header() -> str:
+    """Says what is not tested."""
+    return "torch: installed" if _HAS_TORCH else "torch: NOT installed, its tests are left out"
 
 
 def _left_over() -> set[str]:
