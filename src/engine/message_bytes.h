@@ -116,6 +116,8 @@ template <typename... Fs>
 struct Overload : Fs... {
   using Fs::operator()...;
 };
+template <typename... Fs>
+Overload(Fs...) -> Overload<Fs...>;  // clang has needed this until its version 17
 
 }  // namespace hvd
 #endif  // HOROVOD_ENGINE_MESSAGE_BYTES_H_

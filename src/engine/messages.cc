@@ -92,7 +92,7 @@ ToCoordinator decode_to_coordinator(BytesView bytes) {
   switch (r.number<MessageTag>()) {
     case MessageTag::kSubmit: {
       Submit m;
-      m.wanted = r.number<uint8_t>() != 0;
+      m.wanted = r.code<bool>(1);
       m.key = r.key();
       m.meta = r.meta();
       return r.finish(m);

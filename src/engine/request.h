@@ -72,7 +72,7 @@ struct Request {
 
   // What it gave; written before status.
   struct FreeData {
-    void operator()(void* data) const { std::free(data); }
+    void operator()(void* memory) const { std::free(memory); }
   };
   std::unique_ptr<void, FreeData> data;
   std::vector<int64_t> result_shape, received;

@@ -6,50 +6,20 @@
 #include <cstring>
 #include <random>
 
+#include "sample_messages.h"
 #include "transport/byte_ring.h"
 
 using namespace hvd;
+using namespace hvd::testing;
 
 namespace {
 
-Meta some_meta() {
-  Meta meta;
-  meta.op = HVD_BROADCAST;
-  meta.dtype = HVD_COMPLEX128;
-  meta.reduce_op = HVD_MAX;
-  meta.root = 3;
-  meta.prescale = 0.5;
-  meta.postscale = -2.25;
-  meta.shape = {kAnyRows, 0, 1LL << 40};
-  return meta;
-}
-
-std::vector<Bytes> some_log() {
-  const Key key{2, "a name"};
-  const Meta meta = some_meta();
-  return {encode(LogEntry(Define{7, key, meta})),
-          encode(LogEntry(Run{{1, 2, 3, 70000}})),
-          encode(LogEntry(Evict{9})),
-          encode(LogEntry(Refuse{{0, ""}, "a text"})),
-          encode(LogEntry(Stop{HVD_STALLED, "why"})),
-          encode(LogEntry(AddSet{4, {0, 2, 5}})),
-          encode(LogEntry(RemoveSet{4})),
-          encode(LogEntry(RemoveEnd{4})),
-          encode(LogEntry(JoinEnd{6}))};
-}
-
-std::vector<Bytes> some_requests() {
-  const Key key{1, "x"};
-  const Meta meta = some_meta();
-  return {encode(ToCoordinator(Submit{key, meta, true})), encode(ToCoordinator(Want{key})),
-          encode(ToCoordinator(Closed{5}))};
-}
-
-// Decoding either throws BadMessage or gives something that encodes again.
+// Decoding either throws BadMessage or gives what encodes to the same bytes.
 template <typename Decode>
 void feed(const Bytes& bytes, Decode decode) {
   try {
-    (void)encode(decode(bytes));
+    const bool same = encode(decode(bytes)) == bytes;
+    CHECK(same);
   } catch (const BadMessage&) {
   }
 }
@@ -75,6 +45,8 @@ void feed_damaged(const std::vector<Bytes>& messages, Decode decode) {
 TEST_CASE("what is encoded is decoded the same") {
   for (const Bytes& bytes : some_log()) CHECK(encode(decode_log_entry(bytes)) == bytes);
   for (const Bytes& bytes : some_requests()) CHECK(encode(decode_to_coordinator(bytes)) == bytes);
+  for (const Bytes& bytes : some_from_host()) CHECK(encode(decode_from_host(bytes)) == bytes);
+  for (const Bytes& bytes : some_to_host()) CHECK(encode(decode_to_host(bytes)) == bytes);
   const auto define = std::get<Define>(decode_log_entry(some_log()[0]));
   CHECK(define.id == 7);
   CHECK(define.key == Key{2, "a name"});
@@ -84,6 +56,8 @@ TEST_CASE("what is encoded is decoded the same") {
 TEST_CASE("cut and damaged messages are refused or harmless") {
   feed_damaged(some_log(), decode_log_entry);
   feed_damaged(some_requests(), decode_to_coordinator);
+  feed_damaged(some_from_host(), decode_from_host);
+  feed_damaged(some_to_host(), decode_to_host);
 }
 
 TEST_CASE("a ring passes records of every length, and stops at one that makes no sense") {
