@@ -281,9 +281,9 @@ size_t Link::take(const std::byte* data, size_t bytes) {
   if (payload_left_ > 0) {
     const size_t n = std::min<size_t>(bytes, payload_left_);
     payload_left_ -= n;
-    if (abandoned_) return n;
     Lane& lane = at(static_cast<int>(header_.lane));
-    lane.arrived += n;
+    lane.arrived += n;  // also of what nobody wants any more: the next frame is checked against it
+    if (abandoned_) return n;
     place(lane, data, n);
     give_credit(static_cast<int>(header_.lane), lane);
     return n;
