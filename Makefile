@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src horovod -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml LICENSE
-CXX_FILES := $(shell find src tests/cpp -name '*.cc' -o -name '*.h')
+CXX_FILES := $(shell find src tests/cpp tests/fuzz -name '*.cc' -o -name '*.h')
 
 # More arguments for pytest, e.g. make test PYTEST_ARGS="-k broadcast -x".
 PYTEST_ARGS ?=
