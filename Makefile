@@ -26,6 +26,7 @@ export PIP_PROGRESS_BAR := off
 unexport PYTHONPATH PYTHONHOME
 ifdef CI
 export NO_COLOR := 1
+INSTALL_OPTIONS := --config-settings=cmake.define.HOROVOD_WERROR=ON
 endif
 
 .PHONY: help
@@ -46,7 +47,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES)
 	@echo "Building and installing Horovod"
-	@$(BIN)/pip install --quiet --no-build-isolation '.[test]'
+	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch]'
 	@touch $@
 
 # The requirements of an extra, without the package: $(call install_extra,lint)
@@ -63,7 +64,7 @@ $(VENV)/.lint: $(VENV)/.created pyproject.toml
 
 .PHONY: demo
 demo: $(VENV)/.installed ## Train a small network on one process and on two, and compare
-	@$(BIN)/python examples/speedup.py examples/numpy_digits.py $(DEMO_ARGS)
+	@$(BIN)/python examples/speedup.py examples/pytorch_digits.py $(DEMO_ARGS)
 
 .PHONY: test
 test: test-cpp test-python ## Run all tests: C++ and Python
@@ -104,8 +105,7 @@ sanitize: $(VENV)/.created ## Run the C++ tests under ASan, UBSan and TSan, with
 	@.ci/cpp-tests thread
 
 .PHONY: bench
-bench: $(VENV)/.installed ## Measure against PyTorch's gloo (installs torch)
-	@$(call install_extra,bench)
+bench: $(VENV)/.installed ## Measure against PyTorch's gloo
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 .PHONY: wheel

@@ -1,8 +1,8 @@
 """Runs a training script on one process and on two and tells what the second one gained; `make demo` is this.
 
-    python examples/speedup.py examples/numpy_digits.py [ARGUMENT...]
+    python examples/speedup.py examples/pytorch_digits.py [ARGUMENT...]
 
-The script must write its results to the JSON file given by --report, as numpy_digits.py does.
+The script must write its results to the JSON file given by --report, as pytorch_digits.py does.
 """
 
 import json

@@ -52,8 +52,8 @@ class Rows:
     def received(self) -> tuple[int, ...]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-# What an operation returns: `result` (or `output`) itself; for ALLGATHER and ALLTOALL what that function makes of the
-# Rows, or the Rows if it is None; for JOIN and ADD_PROCESS_SET a number.
+# What an operation returns: `result` (or `output`) itself, or what `result` returns if it is a function; for ALLGATHER
+# and ALLTOALL what that function makes of the Rows, or the Rows if it is None; for JOIN and ADD_PROCESS_SET a number.
 def submit(
     op: int,
     name: str,

@@ -12,7 +12,11 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         ValueError: Another thread of this rank is in a barrier of this set.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
-    set_id = require_id(process_set)
+    wait_for_all(require_id(process_set))
+
+
+def wait_for_all(set_id: int) -> None:
+    """The barrier of the set with this id."""
     _core.run(_core.BARRIER, "barrier.noname", _core.UINT8, (), 0, 0, _core.SUM, 0, set_id, 1.0, 1.0, None, None)
 
 

@@ -172,6 +172,24 @@ def require_id(process_set: ProcessSet) -> int:
     return process_set.process_set_id
 
 
+def position_in(set_id: int) -> int:
+    """This rank's position among the members of the registered set with this id."""
+    if _own_rank is None:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    return _own_rank if set_id == GLOBAL_ID else _ranks_by_id[set_id].index(_own_rank)
+
+
+def own_share(rows: int, process_set: ProcessSet) -> int:
+    """How many rows of a reducescatter are this rank's: of n the r-th of s ranks gets n / s, and one more if r < n % s.
+
+    Of a set that this rank is no member of, all: the engine will refuse it.
+    """
+    if not process_set.ranks or not process_set.included():
+        return rows
+    share, longer = divmod(rows, len(process_set.ranks))
+    return share + (1 if process_set.rank() < longer else 0)  # type: ignore[operator]
+
+
 def _checked_ranks(process_set: ProcessSet, size: int, what: str) -> list[int]:
     """The ranks of a set that could be registered."""
     ranks = list(range(size)) if process_set is global_process_set else (process_set.ranks or [])

@@ -6,6 +6,7 @@ from horovod.common.exceptions import HorovodInternalError, HorovodMismatchError
 from horovod.common.handles import poll, synchronize
 from horovod.common.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.common.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from horovod.numpy.grouped import (
     grouped_allgather,
     grouped_allgather_async,
@@ -18,12 +19,6 @@ from horovod.numpy.grouped import (
 )
 from horovod.numpy.memory import zeros
 from horovod.numpy.mpi_ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     allreduce,
     allreduce_,
     allreduce_async,

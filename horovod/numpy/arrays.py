@@ -12,6 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from horovod import _core
 
+# The arguments of the engine's buffer functions.
+BufferRequest = tuple[int, str, int, Any, Any, int, int, int, float, float]
+
 # dtype: its code in the engine. Those that are not NumPy's own (see _FOREIGN) join when they are first seen.
 CODES: dict[Any, int] = {
     np.dtype(np.uint8): _core.UINT8,

@@ -1,7 +1,6 @@
 """Several NumPy arrays in one call: they are started together, run together where they fit, and have one handle.
 
-The i-th of n arrays has the name "grouped_<op>.<name>_<i>of<n>". The signatures are those of
-horovod.torch.
+The signatures are those of horovod.torch.
 """
 
 # ruff: noqa: PLR0917
@@ -15,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from horovod import _core
 from horovod.common.handles import start_group, synchronize
-from horovod.common.names import operation_name
+from horovod.common.names import member_names
 from horovod.common.process_sets import ProcessSet, global_process_set, require_id
-from horovod.numpy.arrays import check_in_place, code_of
-from horovod.numpy.mpi_ops import Average, BufferRequest, reduce_op
+from horovod.common.reduce_ops import Average, reduce_op
+from horovod.numpy.arrays import BufferRequest, check_in_place, code_of
 from horovod.numpy.rows import allgather_request, reducescatter_request
 
 Arrays = list["NDArray[Any]"]
@@ -30,11 +29,6 @@ def _dense(arrays: Sequence[ArrayLike]) -> Arrays:
     for array in dense:
         code_of(array)
     return dense
-
-
-def _member_names(op: str, name: str | None, set_id: int, count: int) -> list[str]:
-    base = operation_name(op, name, set_id)
-    return [f"{base}_{i}of{count}" for i in range(1, count + 1)]
 
 
 def _start(requests: Iterable[BufferRequest]) -> int:
@@ -53,7 +47,7 @@ def _start_allreduces(
 ) -> int:
     op = reduce_op(op, average)
     set_id = require_id(process_set)
-    names = _member_names("grouped_allreduce", name, set_id, len(inputs))
+    names = member_names("grouped_allreduce", name, set_id, len(inputs))
     return _start(
         (_core.ALLREDUCE, full_name, code_of(array), array, output, op, 0, set_id, prescale_factor, postscale_factor)
         for full_name, array, output in zip(names, inputs, outputs, strict=True)
@@ -144,7 +138,7 @@ def grouped_allgather_async(
     """As grouped_allgather, but only starts it; returns one handle, for which synchronize returns the list."""
     dense = _dense(arrays)
     set_id = require_id(process_set)
-    names = _member_names("grouped_allgather", name, set_id, len(dense))
+    names = member_names("grouped_allgather", name, set_id, len(dense))
     return _start(allgather_request(array, full_name, set_id) for full_name, array in zip(names, dense, strict=True))
 
 
@@ -178,7 +172,7 @@ def grouped_reducescatter_async(
     """As grouped_reducescatter, but only starts it; returns one handle, for which synchronize returns the list."""
     dense = _dense(arrays)
     set_id = require_id(process_set)
-    names = _member_names("grouped_reducescatter", name, set_id, len(dense))
+    names = member_names("grouped_reducescatter", name, set_id, len(dense))
     return _start(
         reducescatter_request(array, full_name, op, set_id, prescale_factor, postscale_factor, process_set)
         for full_name, array in zip(names, dense, strict=True)

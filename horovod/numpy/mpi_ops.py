@@ -7,37 +7,11 @@ from typing import Any
 from numpy.typing import ArrayLike, NDArray
 
 from horovod import _core
-from horovod.common.basics import basics
 from horovod.common.names import operation_name
 from horovod.common.process_sets import ProcessSet, global_process_set, require_id
-from horovod.common.util import get_average_backwards_compatibility_fun
-from horovod.numpy.arrays import check_in_place, dense_and_output, find_code, known_code
-
-Average: int = basics.Average
-Sum: int = basics.Sum
-Adasum: int = basics.Adasum
-Min: int = basics.Min
-Max: int = basics.Max
-Product: int = basics.Product
-
-handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(basics)
-
-_REDUCE_OPS = frozenset((Average, Sum, Adasum, Min, Max, Product))
-
-BufferRequest = tuple[int, str, int, Any, Any, int, int, int, float, float]
-
-
-def reduce_op(op: int | None, average: bool | None) -> int:
-    """The reduction that these two arguments ask for.
-
-    Raises:
-        ValueError: Both were given, or there is no such op.
-    """
-    if average is not None or op is None:
-        op = handle_average_backwards_compatibility(op, average)
-    if op not in _REDUCE_OPS:
-        raise ValueError(f"unknown op {op!r}; expected Average, Sum, Adasum, Min, Max or Product.")
-    return op
+from horovod.common.reduce_ops import ALL as _REDUCE_OPS
+from horovod.common.reduce_ops import Average, Sum, reduce_op
+from horovod.numpy.arrays import BufferRequest, check_in_place, dense_and_output, find_code, known_code
 
 
 def _allreduce_request(

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from horovod import _core
 from horovod.common.names import operation_name
-from horovod.common.process_sets import ProcessSet, global_process_set, require_id
-from horovod.numpy.arrays import code_of, from_rows
-from horovod.numpy.mpi_ops import Average, BufferRequest, Sum
+from horovod.common.process_sets import ProcessSet, global_process_set, own_share, require_id
+from horovod.common.reduce_ops import Average, Sum
+from horovod.numpy.arrays import BufferRequest, code_of, from_rows
 
 # ---- Allgather -------------------------------------------------------------------------------------------------------
 
@@ -141,16 +141,10 @@ def reducescatter_request(
 ) -> BufferRequest:
     """The arguments of the engine's buffer functions, for a dense array."""
     code = code_of(array)
-    output = np.empty(_own_shape(array.shape, process_set), array.dtype)
+    # A scalar has no rows; the engine will refuse it.
+    shape = (own_share(array.shape[0], process_set), *array.shape[1:]) if array.ndim else ()
+    output = np.empty(shape, array.dtype)
     return _core.REDUCESCATTER, full_name, code, array, output, op, 0, set_id, prescale_factor, postscale_factor
-
-
-def _own_shape(shape: tuple[int, ...], process_set: ProcessSet) -> tuple[int, ...]:
-    """The shape of this rank's part. What can't be divided is left to the engine, which will refuse it."""
-    if not shape or not process_set.ranks or not process_set.included():
-        return shape
-    rows, longer = divmod(shape[0], len(process_set.ranks))
-    return rows + (1 if process_set.rank() < longer else 0), *shape[1:]  # type: ignore[operator]
 
 
 def _reducescatter_request(

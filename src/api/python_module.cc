@@ -241,8 +241,9 @@ PyCFunction method(Function function) {
 PyMethodDef methods[] = {
     {"submit", method(py_submit), METH_FASTCALL,
      "submit(op, name, dtype, shape, in_ptr, out_ptr, reduce_op, root, process_set, prescale, postscale, result, "
-     "keep_alive[, splits]) -> handle\n\nStarts an operation; wait(handle) returns result. ALLGATHER and ALLTOALL: it "
-     "returns result(rows), or the rows if result is None. JOIN and ADD_PROCESS_SET: it returns a number."},
+     "keep_alive[, splits]) -> handle\n\nStarts an operation; wait(handle) returns result, or result() if it can be "
+     "called. ALLGATHER and ALLTOALL: it returns result(rows), or the rows if result is None. JOIN and "
+     "ADD_PROCESS_SET: it returns a number."},
     {"run", method(py_run), METH_FASTCALL, "run(<as submit>) -> result\n\nRuns an operation to its end."},
     {"submit_buffers", method(py_submit_buffers), METH_FASTCALL,
      "submit_buffers(op, name, dtype, input, output, reduce_op, root, process_set, prescale, postscale[, splits]) -> "

@@ -14,6 +14,8 @@
 //   Mostly an object that was handed in (`Held::result`). Of an allgather or alltoall the engine makes the result: then
 //   that object is a function, called with the Rows, or None for the Rows themselves. Join and HVD_ADD_PROCESS_SET
 //   return a number. The engine gives its part once, so it is kept (`Held::given`) for all threads that wait.
+//   Of other operations by pointer the object may be a function too, called without arguments once the operation has
+//   ended well, by each wait() and with the GIL: a binding copies out of a temporary there.
 //
 // No destructor here touches Python: a daemon thread that takes the GIL back while the interpreter ends is unwound by
 // pthread_exit, without the GIL.
@@ -116,14 +118,15 @@ inline bool receive(hvd_handle handle, Held* held) {
 }
 
 // What the operation returns. Takes the references; may run Python code.
-inline PyObject* finish(hvd_op op, PyObject* result, PyObject* given) {
-  if (given == nullptr) return result;
-  PyObject* made = given;
-  if (gives_rows(op) && result != Py_None) {
-    made = PyObject_CallFunctionObjArgs(result, given, nullptr);
-    Py_DECREF(given);
+inline PyObject* finish(bool calls_result, PyObject* result, PyObject* given) {
+  PyObject* made = given != nullptr ? given : result;
+  if (calls_result) {
+    made = PyObject_CallFunctionObjArgs(result, given, nullptr);  // if given is null, without arguments
+    Py_XDECREF(given);
+    Py_DECREF(result);
+  } else if (given != nullptr) {
+    Py_XDECREF(result);
   }
-  Py_XDECREF(result);
   return made;
 }
 
@@ -166,7 +169,7 @@ inline PyObject* run(const hvd_request& request, Held* held) {
   PyObject* result = std::exchange(held->result, nullptr);
   PyObject* given = std::exchange(held->given, nullptr);
   give_up(held);
-  if (good) return finish(held->op, result, given);
+  if (good) return finish(held->calls_result, result, given);
   Py_XDECREF(result);
   return nullptr;
 }
@@ -224,7 +227,7 @@ inline PyObject* py_poll(PyObject*, PyObject* argument) {
 inline PyObject* conclude(std::unordered_map<hvd_handle, Record>::iterator record, hvd_status status,
                           const char* message) {
   const hvd_handle handle = record->first;
-  const hvd_op op = record->second.held.op;
+  const bool calls_result = record->second.held.calls_result;
   PyObject* result = nullptr;
   PyObject* given = nullptr;
   bool good = false;
@@ -244,7 +247,7 @@ inline PyObject* conclude(std::unordered_map<hvd_handle, Record>::iterator recor
     if (forget) hvd_release(handle);
     give_up(&held);
   }
-  return good ? finish(op, result, given) : nullptr;
+  return good ? finish(calls_result, result, given) : nullptr;
 }
 
 inline PyObject* py_wait(PyObject*, PyObject* argument) {
@@ -304,6 +307,7 @@ inline void settle_records() {
       ended.back().result = ended.back().given = nullptr;
       Held kept;
       kept.op = record.held.op;
+      kept.calls_result = record.held.calls_result;
       kept.result = record.held.result;
       kept.given = record.held.given;
       record.held = kept;

@@ -20,7 +20,8 @@ struct Held {
   int n_buffers = 0;
   hvd_op op = HVD_ALLREDUCE;
   hvd_dtype dtype = HVD_UINT8;
-  PyObject* result = nullptr;      // what the operation returns, or the function that makes it from Rows
+  bool calls_result = false;       // `result` is a function that makes what the operation returns
+  PyObject* result = nullptr;      // what the operation returns, or that function
   PyObject* keep_alive = nullptr;  // whatever else owns the memory
   PyObject* given = nullptr;       // what the engine has made: Rows, or an int
 };
@@ -137,6 +138,7 @@ inline bool parse_pointers(const char* function, PyObject* const* args, Py_ssize
   if (count == 14 && !parse_splits(args[13], splits, request)) return false;
   Py_INCREF(args[11]);
   held->result = args[11];
+  held->calls_result = !gives_number(request->op) && PyCallable_Check(args[11]) != 0;
   Py_INCREF(args[12]);
   held->keep_alive = args[12];
   return true;
@@ -189,6 +191,7 @@ inline bool parse_buffers(const char* function, PyObject* const* args, Py_ssize_
   if (count == 11 && !parse_splits(args[10], splits, request)) return false;
   Py_INCREF(args[4]);
   held->result = args[4];
+  held->calls_result = rows && args[4] != Py_None;
   return true;
 }
 

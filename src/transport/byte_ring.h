@@ -28,7 +28,8 @@ class RingWriter {
     const size_t need = record_bytes(payload.size());
     const size_t to_end = size_ - position_ % size_;
     const size_t skip = need > to_end ? to_end : 0;
-    if (position_ + skip + need - read_position > size_) return false;
+    // The first also keeps a reader that claims to be ahead from having a record written past the end.
+    if (need > size_ || position_ + skip + need - read_position > size_) return false;
     if (skip != 0) {
       std::memcpy(data_ + position_ % size_, &kSkip, sizeof kSkip);
       position_ += skip;

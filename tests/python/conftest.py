@@ -1,11 +1,28 @@
-"""Fixtures for all tests: none leaves anything behind."""
+"""Fixtures for all tests: each ends, leaves nothing behind, and does not depend on who runs it."""
 
+import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from waiting import wait_until
+
+TEST_SECONDS = 600  # far more than any needs: a test that hangs is to say so
+
+# A script's background job and nohup have signals ignored, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Frameworks are not there for every Python: without one its tests are left out, and pytest's first lines say so.
+_HAS_TORCH = importlib.util.find_spec("torch") is not None
+collect_ignore_glob = [] if _HAS_TORCH else ["test_torch_*.py"]
+
+
+def pytest_report_header() -> str:
+    """Says what is not tested."""
+    return "torch: installed" if _HAS_TORCH else "torch: NOT installed, its tests are left out"
 
 
 def _left_over() -> set[str]:
@@ -34,3 +51,17 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("HOROVOD_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def ends() -> Iterator[None]:
+    """Fails a test that hangs, wherever it does: a terminal that stays silent has no time limit of its own."""
+
+    def expire(_number: int, _frame: object) -> None:
+        pytest.fail(f"the test has not ended within {TEST_SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.alarm(TEST_SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -269,9 +269,27 @@ def mark(name: str) -> None:
     (Path(sys.argv[1]) / name).touch()
 
 
+def marked(name: str) -> bool:
+    """Called by a rank: whether some rank has marked `name`."""
+    return (Path(sys.argv[1]) / name).exists()
+
+
 def wait_for_mark(name: str, timeout: float = DEFAULT_TIMEOUT) -> None:
     """Called by a rank: waits until some rank has marked `name`."""
-    wait_until((Path(sys.argv[1]) / name).exists, f"a rank comes to {name!r}", timeout)
+    wait_until(lambda: marked(name), f"a rank comes to {name!r}", timeout)
+
+
+def come_together(ranks: Iterable[int]) -> None:
+    """Called by several ranks: waits until all are here, so that it does not count how long each took to start."""
+    mark(f"came {sys.argv[2]}")
+    for rank in ranks:
+        wait_for_mark(f"came {rank}")
+
+
+def wait_for_output(rank: int, text: str) -> None:
+    """Called by a rank: waits until that rank has written the text to stderr."""
+    output = Path(sys.argv[1]) / f"stderr.{rank}"
+    wait_until(lambda: text in output.read_text(errors="replace"), f"rank {rank} writes {text!r}", DEFAULT_TIMEOUT)
 
 
 def _main() -> None:

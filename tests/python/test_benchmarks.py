@@ -46,3 +46,16 @@ def test_a_wrong_size_is_explained() -> None:
     ended = run_benchmarks("--sizes", "6")
     assert ended.returncode == 2
     assert "'6' is no size: expected a multiple of 4 bytes, like 4, 64K or 256M" in ended.stderr
+
+
+@needs_torch
+def test_the_cost_of_a_gradient_is_measured(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    script = [sys.executable, str(RUN.parent / "gradient_hook.py"), "--layers", "3", "--steps", "4"]
+    launch = [sys.executable, "-P", "-m", "horovod.runner.launch", "-np", "2", *script, "--report", str(report)]
+    ended = subprocess.run(launch, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 ranks, 6 gradients, 4 steps; microseconds" in ended.stdout
+    medians = json.loads(report.read_text())
+    assert set(medians) == {"gradient_to_submitted_us", "end_us"}
+    assert medians["end_us"] > 0

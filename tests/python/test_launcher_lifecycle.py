@@ -286,7 +286,7 @@ child(False, False), child(False, True), child(True, True)
 def test_nothing_is_left_when_the_launcher_is_killed(grace: str, tmp_path: Path) -> None:
     with Launcher("-np", "2", *FAMILY, HOROVOD_GRACE_SECONDS=grace, **ready(tmp_path)) as launcher:
         wait_ready(tmp_path, 8)
-        assert len(launcher.living()) == 2 + 8
+        wait_until(lambda: len(launcher.living()) == 2 + 8, "those that forked twice have ended between")
         launcher.process.kill()
         launcher.wait_until_nothing_is_left()
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import select
 import signal
 import threading
 import weakref
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import run_ranks
+from ranks import run_ranks, wait_for_output
 
 import horovod.numpy as hvd
 
@@ -95,6 +96,12 @@ def test_threads_may_init_at_the_same_time() -> None:
     assert run_ranks(2, init_in_threads) == [True, True]
 
 
+def interrupt_after(warning: str) -> None:
+    """Has Ctrl-C pressed when rank 0 has warned: what it warns about is certainly under way."""
+    wait_for_output(0, warning)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def memory_is_kept_and_let_go() -> None:
     hvd.init()
     rank = hvd.rank()
@@ -116,7 +123,7 @@ def memory_is_kept_and_let_go() -> None:
     array = np.ones(1000).view(Tracked)
     gone = weakref.ref(array)
     if rank == 0:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt_after, args=("allreduce.interrupted' waits for rank 1",)).start()
         with pytest.raises(KeyboardInterrupt):
             hvd.allreduce_(array, name="interrupted")
         del array
@@ -134,15 +141,15 @@ def memory_is_kept_and_let_go() -> None:
 
 
 def test_memory_is_kept_while_an_operation_runs_and_no_longer() -> None:
-    run_ranks(2, memory_is_kept_and_let_go)
+    run_ranks(2, memory_is_kept_and_let_go, env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"})
 
 
 def interrupted_wait() -> float:
     hvd.init()
     if hvd.rank() == 0:
         handle = hvd.allreduce_async([1.0], name="x", op=hvd.Sum)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             hvd.synchronize(handle)
         hvd.barrier()
         result = hvd.synchronize(handle)
@@ -158,12 +165,15 @@ def test_a_wait_can_be_interrupted_and_taken_up_again() -> None:
 
 
 def leave_pending() -> None:
-    """Ends without shutdown, with an operation under way and a daemon thread inside another."""
+    """Rank 0 ends without shutdown, with an operation under way and a daemon thread inside another."""
     hvd.init()
+    rank_0 = os.pidfd_open(hvd.broadcast_object(os.getpid()))
     hvd.barrier()
     if hvd.rank() == 0:
         hvd.allreduce_async(np.ones(10), name="never")
         threading.Thread(target=lambda: hvd.allreduce(np.ones(10), name="never either"), daemon=True).start()
+    else:
+        assert select.select([rank_0], [], [], 20)[0], "rank 0 has not ended"
 
 
 def test_the_interpreter_ends_cleanly_with_operations_pending() -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from ranks import mark, run_ranks, start_ranks, wait_for_mark
+from ranks import come_together, mark, marked, run_ranks, start_ranks, wait_for_mark
 
 import horovod.numpy as hvd
 from horovod import __version__
@@ -73,7 +73,10 @@ def failing_init(**arguments: object) -> tuple[str, str, bool]:
 
 
 def all_but_rank_2() -> tuple[str, str, bool] | None:
-    return None if os.environ["HOROVOD_RANK"] == "2" else failing_init()
+    if os.environ["HOROVOD_RANK"] == "2":
+        return None
+    come_together((0, 1, 3))
+    return failing_init()
 
 
 def test_a_missing_rank_is_named_to_all_others() -> None:
@@ -123,6 +126,7 @@ def test_tunables_that_must_be_equal_are_compared(name: str) -> None:
 
 
 def twice() -> tuple[str, str, bool]:
+    come_together(range(3))
     if os.environ["HOROVOD_RANK"] == "2":
         os.environ.update(HOROVOD_RANK="1", HOROVOD_LOCAL_RANK="1")
     return failing_init()
@@ -165,9 +169,10 @@ def interrupted() -> str | None:
         wait_for_mark("told 0")
         wait_for_mark("told 1")
         return None
+    come_together((0, 1))
     if rank == os.environ["INTERRUPTED_RANK"]:
-        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
             hvd.init()
         text = "interrupted"
     else:
@@ -367,17 +372,20 @@ def squatted() -> tuple[str, str, bool] | None:
     """Rank 0 is replaced by a process that listens at the right place but does not know the key."""
     name = local_address(read_identity())
     if os.environ["HOROVOD_RANK"] == "1":
-        return failing_init()
+        wait_for_mark("listening")
+        result = failing_init()
+        mark("told")
+        return result
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(name)
         listener.listen()
-        deadline = time.monotonic() + 3
-        while time.monotonic() < deadline:
-            listener.settimeout(max(0.01, deadline - time.monotonic()))
+        listener.settimeout(0.1)
+        mark("listening")
+        while not marked("told"):
             try:
                 sock, _ = listener.accept()
             except TimeoutError:
-                break
+                continue
             with sock:
                 sock.recv(OPENING_SIZE)
                 sock.sendall(b"\0" * ANSWER_SIZE)

@@ -1,0 +1,294 @@
+"""Reduces the gradients of a model over the ranks while the backward pass still computes others.
+
+A slot (gradient_slot.py) says when its gradient is ready; when all of its group (often itself alone) are ready, its
+reduction is *started*, in place; `synchronize` starts what is still missing, waits for all, and begins the next step.
+What a rank starts without having a gradient of its own is decided in presence.py.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from horovod import _core
+from horovod.common.process_sets import ProcessSet, require_id
+from horovod.torch.compression import Compression
+from horovod.torch.gradient_slot import NamedParameters, Slot, SlotGroup
+from horovod.torch.mpi_ops import Average, allreduce, sparse_allreduce_async
+from horovod.torch.presence import Presence
+from horovod.torch.tensors import in_place
+
+# Bound once: these are on the way of every gradient.
+_submit = _core.submit
+_wait = _core.wait
+_ALLREDUCE = _core.ALLREDUCE
+
+
+def reduces(process_set: ProcessSet) -> bool:
+    """Whether there is anything to reduce on this rank: it is one of several, or may become so (elastic training)."""
+    several = (process_set.size() or 1) > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"
+    return bool(process_set.included()) and several
+
+
+class GradientReducer:
+    """The gradients of one optimizer."""
+
+    def __init__(
+        self,
+        *,
+        compression: Any,
+        backward_passes_per_step: int,
+        op: int,
+        gradient_predivide_factor: float,
+        group_of: dict[torch.Tensor, int],
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        """Takes the arguments of DistributedOptimizer, checked; and the group of each parameter that has one."""
+        self._compression = None if compression is Compression.none else compression
+        self._passes = backward_passes_per_step
+        self._op = op
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        # Average divides by the number of ranks after the sum. With a factor, part of that comes before it.
+        average = op == Average
+        self._prescale = 1.0 / gradient_predivide_factor if average else 1.0
+        self._postscale = gradient_predivide_factor if average else 1.0
+        self._group_of = group_of
+        self._groups: dict[int, SlotGroup] = {}
+        self._slots: list[Slot] = []
+        self._presence = Presence([], process_set)
+        self._dense_started = 0  # gradients of this rank; if these are all, there is little to do at the end
+        self._anything_started = False
+        self._frozen: list[Slot] = []  # parameters on which no hook can be set yet
+
+    def add(self, named_parameters: NamedParameters) -> None:
+        """Takes care of further parameters from now on.
+
+        Raises:
+            ValueError: A name that another parameter has.
+        """
+        names = {slot.name for slot in self._slots}
+        for name, _ in named_parameters:
+            if name in names:
+                raise ValueError(f"Parameter names must be unique: another parameter is called {name!r}, too.")
+            names.add(name)
+        for name, parameter in named_parameters:
+            slot = Slot(name, parameter, self._passes, self._on_ready)
+            if parameter in self._group_of:
+                slot.group = self._groups.setdefault(self._group_of[parameter], SlotGroup())
+                slot.group.slots.append(slot)
+                slot.group.not_ready += 1
+            self._slots.append(slot)
+            self._frozen.append(slot)
+        self._watch_frozen()
+        # The ranks may have them in different orders.
+        self._slots.sort(key=lambda slot: slot.name)
+        self._presence = Presence(
+            [slot.describe(self._group_of.get(slot.parameter)) for slot in self._slots], self._process_set
+        )
+
+    def remove_hooks(self) -> None:
+        """Leaves the parameters alone from now on."""
+        for slot in self._slots:
+            if slot.hook is not None:
+                slot.hook.remove()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes make a step; if one is under way, from the next step on."""
+        self._passes = passes
+        if not self._anything_started:
+            self._count_from(passes)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Backward passes in this block are not counted."""
+        self._count_from(sys.maxsize)
+        try:
+            yield
+        finally:
+            self._count_from(self._passes)
+
+    def has_started(self) -> bool:
+        """Whether reductions were started that nobody has waited for."""
+        return self._anything_started
+
+    def synchronize(self) -> None:
+        """Ends the step: waits until every gradient that any rank has is reduced on all.
+
+        Raises:
+            AssertionError: A gradient was changed while it was being reduced.
+            HorovodMismatchError: The ranks disagree, about the model or about a gradient. The job goes on.
+            HorovodInternalError: A rank was lost, or Horovod is not running.
+        """
+        try:
+            with torch.no_grad():
+                self._start_missing()
+                changed = self._finish_all()
+        except BaseException:
+            self.abandon()
+            raise
+        self._begin()
+        if self._frozen:
+            self._watch_frozen()
+        if changed:
+            raise AssertionError(
+                f"The gradient of parameter {changed[0]!r} ({len(changed)} in all) was changed after loss.backward() "
+                "and before it was reduced over all ranks. Call optimizer.synchronize() first, before clipping or "
+                "GradScaler.unscale_(), and then optimizer.step() in a block `with optimizer.skip_synchronize():`."
+            )
+
+    def reduce_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss of all ranks, reduced like the gradients."""
+        return allreduce(loss, name="DistributedOptimizer.loss", op=self._op, process_set=self._process_set)
+
+    def abandon(self) -> None:
+        """Forgets all reductions that were started, without waiting, and begins a new step."""
+        for slot in self._slots:
+            if slot.handle is not None:
+                _core.forget(slot.handle)
+            slot.restart(self._passes)
+        self._begin()
+
+    def _begin(self) -> None:
+        for group in self._groups.values():
+            group.not_ready = len(group.slots)
+        self._dense_started = 0
+        self._anything_started = False
+
+    def _count_from(self, passes: int) -> None:
+        for slot in self._slots:
+            slot.passes_left = passes
+        for group in self._groups.values():
+            group.not_ready = len(group.slots)
+
+    def _watch_frozen(self) -> None:
+        self._frozen = [slot for slot in self._frozen if not slot.watch()]
+
+    # ---- Starting ----------------------------------------------------------------------------------------------------
+
+    def _on_ready(self, slot: Slot) -> None:
+        try:
+            if slot.group is None:
+                self._start(slot)
+                return
+            slot.group.not_ready -= 1
+            if slot.group.not_ready == 0:
+                for member in slot.group.slots:
+                    self._start(member)
+        except BaseException:
+            self.abandon()  # so that a training loop that goes on after the error can begin a step
+            raise
+
+    def _start(self, slot: Slot) -> None:
+        """Starts the reduction of the gradient that this rank has."""
+        gradient = slot.parameter.grad
+        if gradient is None:  # taken away between the backward passes of a step
+            return
+        if gradient.is_sparse:
+            if self._sparse_as_dense:
+                gradient = slot.parameter.grad = gradient.to_dense()
+            else:
+                self._start_sparse(slot, gradient)
+                slot.gradient = gradient
+                slot.version = gradient._version
+                return
+        self._start_dense(slot, gradient)
+        slot.gradient = gradient
+        slot.version = gradient._version
+        self._dense_started += 1
+
+    def _start_dense(self, slot: Slot, gradient: torch.Tensor) -> None:
+        wire = gradient
+        if self._compression is not None:
+            wire, slot.context = self._compression.compress(gradient)
+            slot.target = gradient
+        self._anything_started = True
+        # What allreduce_async_ does, without finding out again what does not change: this runs once a gradient.
+        code, shape, source, target, result, keep_alive = in_place(wire)
+        set_id = self._process_set.process_set_id
+        if set_id is None:
+            set_id = require_id(self._process_set)  # says what is wrong
+        slot.handle = _submit(
+            *(_ALLREDUCE, slot.full_name, code, shape, source, target),
+            *(self._op, 0, set_id, self._prescale, self._postscale, result, keep_alive),
+        )
+
+    def _start_sparse(self, slot: Slot, gradient: torch.Tensor) -> None:
+        self._anything_started = True
+        slot.sparse = sparse_allreduce_async(gradient, slot.name, self._op, self._process_set)
+
+    def _start_missing(self) -> None:
+        """Has this rank take part in the reduction of all gradients that any rank has."""
+        pattern = None
+        if self._dense_started < len(self._slots):
+            pattern = bytes(slot.kind(self._sparse_as_dense) for slot in self._slots)
+        exists_somewhere = self._presence.agree(pattern)
+        if pattern is None and exists_somewhere is None:
+            return
+        for slot in self._slots:
+            if slot.gradient is None:
+                self._start(slot)
+        for slot, (dense, sparse) in zip(self._slots, exists_somewhere or (), strict=False):
+            if dense and slot.handle is None:
+                slot.target = torch.zeros_like(slot.parameter)
+                self._start_dense(slot, slot.target)
+            if sparse and slot.sparse is None:
+                self._start_sparse(slot, _no_rows(slot.parameter))
+
+    # ---- Waiting -----------------------------------------------------------------------------------------------------
+
+    def _finish_all(self) -> list[str]:
+        """Waits for all, also when one has failed: the memory of the others is in use until they have ended.
+
+        Returns:
+            The names of those that somebody changed after they were started.
+        """
+        error: Exception | None = None
+        changed = []
+        passes = self._passes
+        for slot in self._slots:
+            try:
+                if slot.was_changed():
+                    changed.append(slot.name)
+                if slot.handle is not None:
+                    handle, slot.handle = slot.handle, None
+                    reduced = _wait(handle)
+                    if slot.target is not None:
+                        self._store(slot, reduced)
+                if slot.sparse is not None:
+                    self._add_rows(slot, slot.sparse())
+            except Exception as failure:
+                error = error or failure
+            slot.restart(passes)
+        if error is not None:
+            raise error
+        return changed
+
+    def _store(self, slot: Slot, reduced: torch.Tensor) -> None:
+        """Makes what was reduced elsewhere than in its place the parameter's gradient."""
+        target = slot.target
+        assert target is not None
+        if self._compression is not None:
+            reduced = self._compression.decompress(reduced, slot.context)
+        if reduced is not target:
+            target.copy_(reduced)
+        if slot.gradient is not target:
+            slot.parameter.grad = target
+
+    def _add_rows(self, slot: Slot, rows: torch.Tensor) -> None:
+        """Makes the rows of all ranks the gradient; if another rank has a dense one, adds them to that."""
+        dense = slot.parameter.grad
+        if dense is not None and not dense.is_sparse:
+            rows = dense + rows
+        slot.parameter.grad = rows
+
+
+def _no_rows(parameter: torch.Tensor) -> torch.Tensor:
+    """The sparse gradient of an embedding that was not used."""
+    indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+    values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape)
