@@ -1,4 +1,4 @@
-"""Ranks and connections that are lost in the middle of a large transfer, or in shutdown: the others are told in time."""
+"""Ranks and connections lost in the middle of a large transfer, or in shutdown: the others are told in time."""
 
 import os
 import signal
