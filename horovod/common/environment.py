@@ -10,7 +10,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _log = logging.getLogger("horovod")
@@ -136,7 +136,7 @@ class Identity:
     cross_size: int
     host: str
     job_id: str
-    secret_key: bytes
+    secret_key: bytes = field(repr=False)  # not for tracebacks
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ class StepCombiner:
         self._slots.sort(key=lambda slot: slot.name)
         self._presence = Presence([slot.describe(None) for slot in self._slots], self._process_set)
 
-    def remove_hooks(self) -> None:
-        """Leaves the parameters alone from now on."""
+    def close(self) -> None:
+        """Leaves the parameters alone from now on: the optimizer is gone."""
         for slot in self._slots:
             if slot.hook is not None:
                 slot.hook.remove()

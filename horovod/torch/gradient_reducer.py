@@ -8,6 +8,7 @@ What a rank starts without having a gradient of its own is decided in presence.p
 import contextlib
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,9 @@ from horovod.torch.tensors import in_place
 _submit = _core.submit
 _wait = _core.wait
 _ALLREDUCE = _core.ALLREDUCE
+
+# All that there are, to see when two would use a name at the same time.
+_reducers: "weakref.WeakSet[GradientReducer]" = weakref.WeakSet()
 
 
 def reduces(process_set: ProcessSet) -> bool:
@@ -64,6 +68,7 @@ class GradientReducer:
         self._dense_started = 0  # gradients of this rank; if these are all, there is little to do at the end
         self._anything_started = False
         self._frozen: list[Slot] = []  # parameters on which no hook can be set yet
+        _reducers.add(self)
 
     def add(self, named_parameters: NamedParameters) -> None:
         """Takes care of further parameters from now on.
@@ -91,8 +96,9 @@ class GradientReducer:
             [slot.describe(self._group_of.get(slot.parameter)) for slot in self._slots], self._process_set
         )
 
-    def remove_hooks(self) -> None:
-        """Leaves the parameters alone from now on."""
+    def close(self) -> None:
+        """Leaves the parameters alone from now on: the optimizer is gone."""
+        _reducers.discard(self)
         for slot in self._slots:
             if slot.hook is not None:
                 slot.hook.remove()
@@ -206,7 +212,8 @@ class GradientReducer:
         if self._compression is not None:
             wire, slot.context = self._compression.compress(gradient)
             slot.target = gradient
-        self._anything_started = True
+        if not self._anything_started:
+            self._begin_to_start()
         # What allreduce_async_ does, without finding out again what does not change: this runs once a gradient.
         code, shape, source, target, result, keep_alive = in_place(wire)
         set_id = self._process_set.process_set_id
@@ -218,8 +225,28 @@ class GradientReducer:
         )
 
     def _start_sparse(self, slot: Slot, gradient: torch.Tensor) -> None:
-        self._anything_started = True
+        if not self._anything_started:
+            self._begin_to_start()
         slot.sparse = sparse_allreduce_async(gradient, slot.name, self._op, self._process_set)
+
+    def _begin_to_start(self) -> None:
+        """Looks whether another optimizer has reductions under way whose names are ours too, for other parameters.
+
+        The engine would refuse such a name only as long as the reduction has not ended: now and then, on some ranks.
+        """
+        for other in _reducers:
+            if other is not self and other._anything_started and other._process_set is self._process_set:
+                own = {slot.full_name: slot.parameter for slot in self._slots}
+                shared = [s.full_name for s in other._slots if own.get(s.full_name, s.parameter) is not s.parameter]
+                if shared:
+                    raise ValueError(
+                        "Requested to allreduce, allgather, or broadcast a tensor with the same name as another "
+                        f"tensor that is currently being processed: {min(shared)!r}. Two DistributedOptimizers reduce "
+                        "gradients of this name at the same time. Give their parameters different names, for instance "
+                        'named_parameters=model.named_parameters(prefix="teacher"), or step the first one before the '
+                        "backward pass of the second."
+                    )
+        self._anything_started = True
 
     def _start_missing(self) -> None:
         """Has this rank take part in the reduction of all gradients that any rank has."""

@@ -3,6 +3,7 @@
 # ruff: noqa: PLR0917
 
 import functools
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,26 @@ class _ReducingOptimizer(WrappingOptimizer):
     _reducer: GradientReducer | None  # None: this rank is alone, and steps by itself
     _synchronizes: bool  # whether step() does it
     _is_synchronized: bool  # by the user, since the last step
+    _was_scaled: bool  # a GradScaler has seen the reduced gradients of this step
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameters and their options: see torch.optim.Optimizer.
+
+        A GradScaler finds the gradients by this, to divide them by its scale and to look for an overflow. It must do so
+        with those of all ranks: so they are reduced before it gets them.
+        """
+        groups: list[dict[str, Any]] | None = self.__dict__.get("param_groups")
+        if groups is None:  # an object that stands for another one, as Lightning makes them
+            raise AttributeError("param_groups")
+        if self._reducer is not None and self._reducer.has_started() and _is_called_by_a_grad_scaler():
+            self.synchronize()
+            self._was_scaled = True
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
 
     def synchronize(self) -> None:
         """Waits until all gradients are reduced; call it before looking at them or changing them.
@@ -100,7 +121,7 @@ class _ReducingOptimizer(WrappingOptimizer):
             self._check_nothing_started(
                 "optimizer.step() was called in optimizer.skip_synchronize() before optimizer.synchronize()."
             )
-        elif closure is None:
+        elif closure is None and not (self._was_scaled and not self._reducer.has_started()):
             if self._is_synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
@@ -109,9 +130,9 @@ class _ReducingOptimizer(WrappingOptimizer):
                     stacklevel=2,
                 )
             self.synchronize()
-        else:
+        elif closure is not None:
             closure = functools.partial(self._reduced, closure)
-        self._is_synchronized = False
+        self._is_synchronized = self._was_scaled = False
         return super().step(closure, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -124,7 +145,7 @@ class _ReducingOptimizer(WrappingOptimizer):
             "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
             "optimizer.synchronize(). This is prohibited as it can cause a race condition."
         )
-        self._is_synchronized = False
+        self._is_synchronized = self._was_scaled = False
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -145,6 +166,12 @@ class _ReducingOptimizer(WrappingOptimizer):
     def _check_nothing_started(self, text: str) -> None:
         if self._reducer is not None and self._reducer.has_started():
             raise AssertionError(text)
+
+
+def _is_called_by_a_grad_scaler() -> bool:
+    """Whether torch.amp.GradScaler (or torch.cuda.amp's, of older releases) has asked our caller."""
+    module = str(sys._getframe(2).f_globals.get("__name__"))
+    return module.startswith("torch.") and module.endswith(".grad_scaler")
 
 
 def DistributedOptimizer(
@@ -207,7 +234,7 @@ def DistributedOptimizer(
         steps = StepCombiner(compression, backward_passes_per_step, process_set)
         steps.add(named)
         wrapped = wrap(optimizer, AdasumOptimizer, _steps=steps, _given_names=given_names)
-        weakref.finalize(wrapped, steps.remove_hooks).atexit = False
+        weakref.finalize(wrapped, steps.close).atexit = False
         return wrapped
     reducer = None
     if active:
@@ -228,7 +255,8 @@ def DistributedOptimizer(
         _given_names=given_names,
         _synchronizes=True,
         _is_synchronized=False,
+        _was_scaled=False,
     )
     if reducer is not None:
-        weakref.finalize(wrapped, reducer.remove_hooks).atexit = False
+        weakref.finalize(wrapped, reducer.close).atexit = False
     return wrapped

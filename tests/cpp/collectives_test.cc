@@ -41,7 +41,7 @@ std::vector<float> result_of(const Request& request) {
 }  // namespace
 
 TEST_CASE("allgather: rows of all ranks in their order, also none, also many chunks") {
-  for (const std::vector<int>& hosts : kLayouts) {
+  for (const HostOf& hosts : kLayouts) {
     const RankGroup group(hosts);
     const int size = group.size();
     on_all_ranks(group, {}, [size](int rank, Engine& engine) {
@@ -60,7 +60,7 @@ TEST_CASE("allgather: rows of all ranks in their order, also none, also many chu
 }
 
 TEST_CASE("alltoall: each part reaches its rank, equal and unequal parts") {
-  for (const std::vector<int>& hosts : kLayouts) {
+  for (const HostOf& hosts : kLayouts) {
     const RankGroup group(hosts);
     const int size = group.size();
     on_all_ranks(group, {}, [size](int rank, Engine& engine) {
@@ -95,8 +95,32 @@ TEST_CASE("alltoall: each part reaches its rank, equal and unequal parts") {
   }
 }
 
+TEST_CASE("broadcast: every root reaches all ranks, with tensors of all sizes, fused ones too") {
+  for (const HostOf& hosts : kLayouts) {
+    const RankGroup group(hosts);
+    const int size = group.size();
+    on_all_ranks(group, {}, [size](int rank, Engine& engine) {
+      for (int root = 0; root < size; ++root) {
+        std::vector<std::vector<float>> tensors;
+        std::vector<std::shared_ptr<Request>> requests;
+        for (const size_t n : {0ul, 1ul, 29ul, 300001ul}) tensors.emplace_back(n, static_cast<float>(rank + 1));
+        for (std::vector<float>& data : tensors) {
+          requests.push_back(sum_request("b" + std::to_string(data.size()), data));
+          requests.back()->meta.op = HVD_BROADCAST;
+          requests.back()->meta.root = root;
+          engine.submit(requests.back());
+        }
+        for (const auto& request : requests) REQUIRE(engine.wait(request, kPatience) == HVD_OK);
+        for (const std::vector<float>& data : tensors) {
+          CHECK(data == std::vector<float>(data.size(), static_cast<float>(root + 1)));
+        }
+      }
+    });
+  }
+}
+
 TEST_CASE("reducescatter: every rank its rows, the first ones one more") {
-  for (const std::vector<int>& hosts : kLayouts) {
+  for (const HostOf& hosts : kLayouts) {
     const RankGroup group(hosts);
     const int size = group.size();
     on_all_ranks(group, {}, [size](int rank, Engine& engine) {
@@ -127,8 +151,9 @@ TEST_CASE("reducescatter: every rank its rows, the first ones one more") {
 }
 
 TEST_CASE("adasum: orthogonal vectors add, parallel ones average, for any number of ranks") {
-  for (const std::vector<int>& hosts :
-       std::vector<std::vector<int>>{{1}, {2}, {3}, {4}, {6}, {7}, {1, 1}, {2, 1}, {1, 3, 2}}) {
+  std::vector<HostOf> layouts = kLayouts;
+  for (const int ranks : {4, 6, 7}) layouts.push_back(hosts_with({ranks}));
+  for (const HostOf& hosts : layouts) {
     const RankGroup group(hosts);
     const int size = group.size();
     on_all_ranks(group, {}, [size](int rank, Engine& engine) {
@@ -153,7 +178,8 @@ TEST_CASE("adasum: orthogonal vectors add, parallel ones average, for any number
 }
 
 TEST_CASE("joined ranks give the neutral element, and the job goes on") {
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{3}, {2, 1}, {1, 2}, {1, 1, 1}}) {
+  for (const HostOf& hosts : std::vector<HostOf>{hosts_with({3}), hosts_with({2, 1}), hosts_with({1, 2}),
+                                                 hosts_with({1, 1, 1}), HostOf{{0, 1, 0}}}) {
     const RankGroup group(hosts);
     on_all_ranks(group, {}, [](int rank, Engine& engine) {
       for (int round = 0; round < 3; ++round) {
@@ -186,7 +212,8 @@ TEST_CASE("joined ranks give the neutral element, and the job goes on") {
 }
 
 TEST_CASE("process sets come and go, ids are used again, and a difference is an error on all ranks") {
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{4}, {2, 2}, {1, 1, 2}}) {
+  for (const HostOf& hosts :
+       std::vector<HostOf>{hosts_with({4}), hosts_with({2, 2}), hosts_with({1, 1, 2}), HostOf{{0, 1, 0, 1}}}) {
     const RankGroup group(hosts);
     on_all_ranks(group, {}, [](int rank, Engine& engine) {
       const auto add = [&engine](std::vector<int64_t> ranks) {

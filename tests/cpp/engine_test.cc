@@ -29,7 +29,7 @@ TEST_CASE("a sum reaches every rank, for one to seven ranks and sizes around eve
 }
 
 TEST_CASE("a sum reaches every rank of every host, by each algorithm, with the same bits") {
-  for (const std::vector<int>& hosts : kLayouts) {
+  for (const HostOf& hosts : kLayouts) {
     for (const bool ring : {false, true}) {
       const RankGroup group(hosts);
       const int size = group.size();

@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -21,25 +22,40 @@
 
 namespace hvd::testing {
 
+// The host of each rank.
+struct HostOf {
+  std::vector<int> ranks;
+};
+
+// Hosts with so many ranks each, one host's after the other's.
+inline HostOf hosts_with(const std::vector<int>& counts) {
+  HostOf host_of;
+  for (size_t h = 0; h < counts.size(); ++h) {
+    host_of.ranks.insert(host_of.ranks.end(), static_cast<size_t>(counts[h]), static_cast<int>(h));
+  }
+  return host_of;
+}
+
 // What the ranks of a group share. Each rank then makes its engine.
 class RankGroup {
  public:
-  // hosts: how many ranks each has; they share memory within a host and are connected by TCP between hosts.
+  // Ranks share memory within a host and are connected by TCP between hosts.
   // cores: how many the ranks of a host believe to have; the choice of algorithms depends on it.
-  explicit RankGroup(std::vector<int> hosts, std::vector<std::vector<int>> extra_sets = {}, int cache_capacity = 1024,
+  explicit RankGroup(HostOf host_of, std::vector<std::vector<int>> extra_sets = {}, int cache_capacity = 1024,
                      int cores = available_cores())
-      : size_(std::accumulate(hosts.begin(), hosts.end(), 0)) {
+      : size_(static_cast<int>(host_of.ranks.size())), host_of_(std::move(host_of.ranks)) {
     sets_.emplace_back(static_cast<size_t>(size_));
     std::iota(sets_[0].begin(), sets_[0].end(), 0);
     for (auto& set : extra_sets) sets_.push_back(std::move(set));
-    for (size_t h = 0; h < hosts.size(); ++h) {
-      const int fd = Segment::create(hosts[h], size_, cache_capacity, 1, 42, cores);
+    const int hosts = *std::max_element(host_of_.begin(), host_of_.end()) + 1;
+    for (int h = 0; h < hosts; ++h) {
+      const auto ranks = static_cast<int>(std::count(host_of_.begin(), host_of_.end(), h));
+      const int fd = Segment::create(ranks, size_, cache_capacity, 1, 42, cores);
       hosts_.emplace_back();
       hosts_.back().segment = Segment::map(fd);
       close(fd);
-      names_.push_back(hosts.size() == 1 ? "test" : "test" + std::to_string(h));
-      for (int local = 0; local < hosts[h]; ++local) {
-        host_of_.push_back(static_cast<int>(h));
+      names_.push_back(hosts == 1 ? "test" : "test" + std::to_string(h));
+      for (int local = 0; local < ranks; ++local) {
         hosts_.back().doorbells.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
         hosts_.back().doorbells.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
         hosts_.back().alive_fds.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -48,6 +64,9 @@ class RankGroup {
     pids_.assign(static_cast<size_t>(size_), getpid());
     connect_all();
   }
+  explicit RankGroup(const std::vector<int>& hosts, std::vector<std::vector<int>> extra_sets = {},
+                     int cache_capacity = 1024, int cores = available_cores())
+      : RankGroup(hosts_with(hosts), std::move(extra_sets), cache_capacity, cores) {}
   explicit RankGroup(int size, std::vector<std::vector<int>> extra_sets = {}, int cache_capacity = 1024,
                      int cores = available_cores())
       : RankGroup(std::vector<int>{size}, std::move(extra_sets), cache_capacity, cores) {}
@@ -149,9 +168,10 @@ class RankGroup {
       for (size_t b = a + 1; b < n; ++b) {
         if (host_of_[a] != host_of_[b]) std::tie(links_[a][b], links_[b][a]) = tcp_pair();
       }
-      if (host_of_[a] > 0 && host_of_[a - 1] != host_of_[a]) {
-        std::tie(controls_[0][static_cast<size_t>(host_of_[a])], controls_[a][0]) = tcp_pair();
-      }
+    }
+    for (int h = 1; h < static_cast<int>(hosts_.size()); ++h) {
+      const auto leader = static_cast<size_t>(std::find(host_of_.begin(), host_of_.end(), h) - host_of_.begin());
+      std::tie(controls_[0][static_cast<size_t>(h)], controls_[leader][0]) = tcp_pair();
     }
   }
 
@@ -164,17 +184,26 @@ class RankGroup {
   }
 
   const int size_;
+  const std::vector<int> host_of_;
   std::vector<std::vector<int>> sets_;
   std::vector<Host> hosts_;
   std::vector<std::string> names_;
-  std::vector<int> host_of_;
   std::vector<int32_t> pids_;
   mutable std::vector<std::vector<int>> links_, controls_;  // by rank
 };
 
-// How many ranks each host has: one host, one rank a host, and mixtures.
-inline const std::vector<std::vector<int>> kLayouts = {{1},    {2},       {3},       {5},         {1, 1},
-                                                       {2, 2}, {1, 1, 1}, {1, 2, 3}, {3, 1, 1, 1}};
+// One host, one rank a host, mixtures, and hosts whose ranks do not follow each other.
+inline const std::vector<HostOf> kLayouts = {hosts_with({1}),
+                                             hosts_with({2}),
+                                             hosts_with({3}),
+                                             hosts_with({5}),
+                                             hosts_with({1, 1}),
+                                             hosts_with({2, 2}),
+                                             hosts_with({1, 1, 1}),
+                                             hosts_with({1, 2, 3}),
+                                             hosts_with({3, 1, 1, 1}),
+                                             HostOf{{0, 1, 0, 1}},
+                                             HostOf{{0, 2, 1, 1, 0, 2, 2}}};
 
 template <typename T>
 struct DTypeOf;

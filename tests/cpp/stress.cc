@@ -1,12 +1,17 @@
-// Stress of agreement, batching and the driver's role: tiny tensors, three overlapping process sets besides the global
-// one, random order on every rank, several threads a rank, names that come and go, a small cache.
+// Stress of agreement, batching, the driver's role and the collectives: mostly tiny tensors, three overlapping process
+// sets besides the global one, random order on every rank, several threads a rank, names that come and go, a small
+// cache.
 //
 //   stress threads   N  [seed [hosts]]   ranks are threads of this process (run under TSan), N operations per rank
 //   stress processes N  [seed [hosts]]   ranks are processes
 //   stress kill      N  [seed [hosts]]   ranks are processes and one of them is killed with SIGKILL at a random moment:
 //                                every other rank must get an error that names it, within the bound
+//   stress stop      N  [seed [hosts]]   the same with SIGSTOP for all ranks of one host: the others must get an error
+//                                that names one of them, when the heartbeat's timeout is over. With an odd seed only
+//                                ranks 1 and 3 are at work, without those who speak for their hosts
 //
-// hosts, such as 2,1,1: how many of the four ranks each host has, which are then connected by TCP.
+// hosts, such as 2,1,1: how many of the four ranks each host has, which are then connected by TCP; or 0-1-0-1: the host
+// of each rank.
 // Prints what the engines counted, and a last line "N passed, N failed".
 #include <poll.h>
 #include <signal.h>
@@ -35,6 +40,7 @@ constexpr int kNamesPerSet = 12;
 constexpr int kThreadsPerRank = 2;
 
 const std::vector<std::vector<int>> kSets = {{0, 1}, {1, 2, 3}, {0, 2, 3}};
+const std::vector<std::vector<int>> kOnePair = {{1, 3}};
 
 struct Outcome {
   uint64_t operations = 0;
@@ -45,37 +51,91 @@ struct Outcome {
 
 int64_t value_of(int rank, int step, int name) { return (rank + 1) * 1000003LL + step * 101LL + name; }
 
+// One operation of one rank. Which one, and of which size, follows from its name and the step.
+struct Item {
+  int set, name;
+  std::vector<int64_t> input, output, expected;
+  std::shared_ptr<Request> request;
+};
+
+// Few are large: enough to fill windows and chunks now and then, and not to slow down all the rest.
+size_t size_of(int step, int name) {
+  if (name == 3) return 1 + static_cast<size_t>(step / 5 % 3);
+  if (name == 2 || name >= 8) return step % 16 == name ? 400'000 : step % 4 == 0 ? 5'000 : 3;
+  return 1;
+}
+
+void prepare(Item& item, const std::vector<int>& ranks, int rank, int thread, int step) {
+  const size_t n = size_of(step, item.name), members = ranks.size();
+  const auto me = static_cast<size_t>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  std::string name = "t" + std::to_string(thread) + "." + std::to_string(item.name);
+  if (item.name == 7) name += "." + std::to_string(step);
+  item.input.assign(n, value_of(rank, step, item.name));
+  item.output.resize(n);
+  item.expected.clear();
+  int64_t sum = 0;
+  for (const int r : ranks) sum += value_of(r, step, item.name);
+  item.request = sum_request(name, item.input, item.set);
+  Request& request = *item.request;
+  request.output = item.output.data();
+  if (item.name == 8) {  // member m sends n + m rows
+    request.meta.op = HVD_ALLGATHER;
+    item.input.resize(n + me, value_of(rank, step, item.name));
+    for (size_t m = 0; m < members; ++m) {
+      item.expected.insert(item.expected.end(), n + m, value_of(ranks[m], step, item.name));
+    }
+  } else if (item.name == 9) {
+    request.meta.op = HVD_BROADCAST;
+    const auto root = ranks[static_cast<size_t>(step) % members];
+    request.meta.root = root;
+    item.expected.assign(n, value_of(root, step, item.name));
+  } else if (item.name == 10) {  // member m sends n + m + k rows to member k
+    request.meta.op = HVD_ALLTOALL;
+    size_t rows = 0;
+    for (size_t k = 0; k < members; ++k) {
+      request.counts.push_back(static_cast<int64_t>(n + me + k));
+      rows += n + me + k;
+      item.expected.insert(item.expected.end(), n + k + me, value_of(ranks[k], step, item.name));
+    }
+    item.input.resize(rows, value_of(rank, step, item.name));
+  } else if (item.name == 11) {
+    request.meta.op = HVD_REDUCESCATTER;
+    item.expected.assign(n / members + (me < n % members ? 1 : 0), sum);
+    item.output.resize(item.expected.size());
+    request.output = item.output.data();
+  } else {
+    item.expected.assign(n, sum);
+  }
+  request.input = item.input.data();
+  if (!moves_rows(request.meta.op)) return;
+  request.meta.shape = {kAnyRows};
+  request.rows = static_cast<int64_t>(item.input.size());
+}
+
+bool is_right(const Item& item) {
+  if (!moves_rows(item.request->meta.op)) return item.output == item.expected;
+  const auto* const data = static_cast<const int64_t*>(item.request->data.get());
+  return item.request->result_shape == std::vector<int64_t>{static_cast<int64_t>(item.expected.size())} &&
+         std::equal(item.expected.begin(), item.expected.end(), data);
+}
+
 // One thread of one rank: submits its own names of all sets of this rank in random order, waits in another.
-void work(Engine& engine, const RankGroup& group, int thread, uint64_t operations, uint64_t seed, Outcome& outcome) {
+void work(Engine& engine, const RankGroup& group, const std::vector<int>& sets, int thread, uint64_t operations,
+          uint64_t seed, Outcome& outcome) {
   const int rank = engine.world().rank;
   std::mt19937_64 random(seed * 7919 + static_cast<uint64_t>(rank * kThreadsPerRank + thread));
-  struct Item {
-    int set, name;
-    std::vector<int64_t> data;
-    std::shared_ptr<Request> request;
-  };
   for (int step = 0; outcome.operations < operations; ++step) {
     std::vector<Item> items;
-    for (int set = 0; set < static_cast<int>(group.sets().size()); ++set) {
-      const auto& ranks = group.sets()[static_cast<size_t>(set)];
-      if (!std::binary_search(ranks.begin(), ranks.end(), rank)) continue;
-      for (int name = 0; name < kNamesPerSet; ++name) items.push_back({set, name, {}, nullptr});
+    for (const int set : sets) {
+      for (int name = 0; name < kNamesPerSet; ++name) items.push_back({set, name, {}, {}, {}, nullptr});
     }
     std::shuffle(items.begin(), items.end(), random);
     for (Item& item : items) {
       // Most names repeat; some are new in every step, some change their shape from time to time.
-      const size_t n = item.name == 3 ? 1 + static_cast<size_t>(step / 5 % 3) : 1;
-      item.data.assign(n, value_of(rank, step, item.name));
-      std::string name = "t" + std::to_string(thread) + "." + std::to_string(item.name);
-      if (item.name == 7) name += "." + std::to_string(step);
-      item.request = sum_request(name, item.data, item.set);
+      prepare(item, group.sets()[static_cast<size_t>(item.set)], rank, thread, step);
       try {
-        if (item.name == 5) {
-          engine.submit(item.request);
-          engine.wait(item.request, static_cast<int64_t>(random() % 1000));  // may well be too short
-        } else {
-          engine.submit(item.request);
-        }
+        engine.submit(item.request);
+        if (item.name == 5) engine.wait(item.request, static_cast<int64_t>(random() % 1000));  // may be too short
       } catch (const Error& error) {
         outcome.status = error.status;
         std::snprintf(outcome.error, sizeof outcome.error, "%s", error.what());
@@ -94,39 +154,46 @@ void work(Engine& engine, const RankGroup& group, int thread, uint64_t operation
         std::snprintf(outcome.error, sizeof outcome.error, "%s", item.request->error.c_str());
         continue;
       }
-      int64_t expected = 0;
-      for (const int r : group.sets()[static_cast<size_t>(item.set)]) expected += value_of(r, step, item.name);
-      for (const int64_t value : item.data) outcome.wrong += value != expected;
+      outcome.wrong += !is_right(item);
       ++outcome.operations;
     }
     if (outcome.status != HVD_OK) return;
   }
 }
 
-Outcome run_rank(const RankGroup& group, Engine& engine, uint64_t operations, uint64_t seed) {
+// first_set: 0, or 1 if the set of all ranks is to be left alone.
+Outcome run_rank(const RankGroup& group, Engine& engine, uint64_t operations, uint64_t seed, int first_set = 0) {
   std::vector<Outcome> outcomes(kThreadsPerRank);
   std::vector<std::thread> threads;
   // Both threads of all ranks do the same number of steps: the number of operations depends on the sets of a rank.
-  uint64_t sets = 0;
-  for (const auto& ranks : group.sets()) sets += std::binary_search(ranks.begin(), ranks.end(), engine.world().rank);
+  std::vector<int> sets;
+  for (int set = first_set; set < static_cast<int>(group.sets().size()); ++set) {
+    const auto& ranks = group.sets()[static_cast<size_t>(set)];
+    if (std::binary_search(ranks.begin(), ranks.end(), engine.world().rank)) sets.push_back(set);
+  }
   const uint64_t steps = operations / kThreadsPerRank / (kNamesPerSet * group.sets().size()) + 1;
   for (int t = 0; t < kThreadsPerRank; ++t) {
-    threads.emplace_back(
-        [&, t] { work(engine, group, t, steps * sets * kNamesPerSet, seed, outcomes[static_cast<size_t>(t)]); });
+    threads.emplace_back([&, t] {
+      work(engine, group, sets, t, steps * sets.size() * kNamesPerSet, seed, outcomes[static_cast<size_t>(t)]);
+    });
   }
   for (std::thread& thread : threads) thread.join();
   // Who leaves ends the job for all, also for sets without it: so nobody leaves before everyone is done.
   const auto barrier = std::make_shared<Request>();
   barrier->key.name = "barrier.noname";
   barrier->meta.op = HVD_BARRIER;
+  Outcome at_end;
   try {
-    engine.run(barrier, kPatience);
-  } catch (const Error&) {
-    // A rank was killed, which the outcomes say.
+    at_end.status = engine.run(barrier, kPatience);
+    std::snprintf(at_end.error, sizeof at_end.error, "%s", barrier->error.c_str());
+  } catch (const Error& error) {
+    at_end.status = error.status;
+    std::snprintf(at_end.error, sizeof at_end.error, "%s", error.what());
   }
+  outcomes.push_back(at_end);
   Outcome sum = outcomes[0];
-  for (int t = 1; t < kThreadsPerRank; ++t) {
-    const Outcome& other = outcomes[static_cast<size_t>(t)];
+  for (size_t i = 1; i < outcomes.size(); ++i) {
+    const Outcome& other = outcomes[i];
     sum.operations += other.operations;
     sum.wrong += other.wrong;
     if (sum.status == HVD_OK) {
@@ -154,7 +221,7 @@ int finish(int passed, int failed) {
   return failed == 0 ? 0 : 1;
 }
 
-int run_threads(uint64_t operations, uint64_t seed, const std::vector<int>& hosts) {
+int run_threads(uint64_t operations, uint64_t seed, const HostOf& hosts) {
   const RankGroup group(hosts, kSets, 64);
   std::vector<std::unique_ptr<Engine>> engines;
   for (int r = 0; r < kRanks; ++r) engines.push_back(group.make_engine(r));
@@ -179,10 +246,18 @@ int run_threads(uint64_t operations, uint64_t seed, const std::vector<int>& host
   return finish(kRanks - failed, failed);
 }
 
-int run_processes(uint64_t operations, uint64_t seed, bool kill_one, const std::vector<int>& hosts) {
+enum class Fault { kNone, kKill, kStop };
+
+int run_processes(uint64_t operations, uint64_t seed, Fault fault, const HostOf& hosts) {
   std::mt19937_64 random(seed);
-  const int victim = kill_one ? static_cast<int>(random() % kRanks) : -1;
-  RankGroup group(hosts, kSets, 64);
+  const bool only_one_pair = fault == Fault::kStop && seed % 2 == 1;
+  RankGroup group(hosts, only_one_pair ? kOnePair : kSets, 64);
+  // One rank, or all of one host.
+  std::vector<int> victims;
+  if (fault == Fault::kKill) victims = {static_cast<int>(random() % kRanks)};
+  if (fault == Fault::kStop) victims = group.make_world(static_cast<int>(random() % kRanks)).here();
+  Settings settings;
+  if (fault == Fault::kStop) settings.heartbeat_timeout = 2;
   struct Shared {
     Outcome outcomes[kRanks];
     std::atomic<int> go[kRanks];
@@ -199,9 +274,9 @@ int run_processes(uint64_t operations, uint64_t seed, bool kill_one, const std::
       group.become(r, {shared->pids, shared->pids + kRanks});
       Outcome outcome;
       {
-        const auto engine = group.make_engine(r);
-        outcome = run_rank(group, *engine, operations, seed);
-        if (r == 0 && !kill_one) report("rank 0", engine->counters());
+        const auto engine = group.make_engine(r, settings);
+        outcome = run_rank(group, *engine, operations, seed, only_one_pair ? 1 : 0);
+        if (r == 0 && fault == Fault::kNone) report("rank 0", engine->counters());
       }
       shared->outcomes[r] = outcome;
       std::fflush(stdout);
@@ -212,32 +287,39 @@ int run_processes(uint64_t operations, uint64_t seed, bool kill_one, const std::
   }
   group.close_all_connections();
   for (int r = 0; r < kRanks; ++r) shared->go[r] = 1;
-  std::chrono::steady_clock::time_point killed;
-  if (kill_one) {
-    usleep(static_cast<useconds_t>(1000 + random() % 100000));
-    kill(children[static_cast<size_t>(victim)], SIGKILL);
-    killed = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point struck;
+  if (fault != Fault::kNone) {
+    usleep(static_cast<useconds_t>(1000 + random() % (fault == Fault::kStop ? 1'000'000 : 100'000)));
+    for (const int victim : victims) {
+      kill(children[static_cast<size_t>(victim)], fault == Fault::kStop ? SIGSTOP : SIGKILL);
+    }
+    struck = std::chrono::steady_clock::now();
   }
   int failed = 0;
   for (int r = 0; r < kRanks; ++r) {
+    if (std::find(victims.begin(), victims.end(), r) != victims.end()) continue;
     int status = 0;
     waitpid(children[static_cast<size_t>(r)], &status, 0);
-    if (r == victim) continue;
     const Outcome& outcome = shared->outcomes[r];
-    const std::string expected = "rank " + std::to_string(victim) + " (pid";
-    const bool right = kill_one
-                           ? outcome.status == HVD_PEER_LOST && std::strstr(outcome.error, expected.c_str()) != nullptr
-                           : outcome.status == HVD_OK;
+    const bool named = std::any_of(victims.begin(), victims.end(), [&outcome](int victim) {
+      return std::strstr(outcome.error, ("rank " + std::to_string(victim) + " (pid").c_str()) != nullptr;
+    });
+    const bool right = fault == Fault::kNone ? outcome.status == HVD_OK : outcome.status == HVD_PEER_LOST && named;
     if (WIFEXITED(status) && right && outcome.wrong == 0) continue;
     ++failed;
     std::printf("rank %d: wait status %d, status %d, %llu operations, %llu wrong values, %s\n", r, status,
                 outcome.status, static_cast<unsigned long long>(outcome.operations),
                 static_cast<unsigned long long>(outcome.wrong), outcome.error);
   }
-  if (kill_one) {
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - killed).count();
-    std::printf("rank %d killed; all others had ended %.3f s later\n", victim, seconds);
+  if (fault != Fault::kNone) {
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - struck).count();
+    std::printf("%zu ranks, the first of them %d, %s; all others had ended %.3f s later\n", victims.size(), victims[0],
+                fault == Fault::kStop ? "stopped" : "killed", seconds);
     if (seconds > 10) ++failed;
+    for (const int victim : victims) {
+      kill(children[static_cast<size_t>(victim)], SIGKILL);
+      waitpid(children[static_cast<size_t>(victim)], nullptr, 0);
+    }
   }
   return finish(kRanks - failed, failed);
 }
@@ -246,22 +328,29 @@ int run_processes(uint64_t operations, uint64_t seed, bool kill_one, const std::
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(stderr, "usage: %s threads|processes|kill OPERATIONS [SEED [HOSTS]]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s threads|processes|kill|stop OPERATIONS [SEED [HOSTS]]\n", argv[0]);
     return 2;
   }
   const std::string mode = argv[1];
   const uint64_t operations = std::strtoull(argv[2], nullptr, 10);
   const uint64_t seed = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1;
-  std::vector<int> hosts;
-  for (const char* text = argc > 4 ? argv[4] : "4"; *text != '\0';) {
+  const char* text = argc > 4 ? argv[4] : "4";
+  const bool by_rank = std::strchr(text, '-') != nullptr;
+  std::vector<int> numbers;
+  while (*text != '\0') {
     char* end = nullptr;
-    hosts.push_back(static_cast<int>(std::strtol(text, &end, 10)));
-    text = *end == ',' ? end + 1 : end;
+    numbers.push_back(static_cast<int>(std::strtol(text, &end, 10)));
+    text = *end == '\0' ? end : end + 1;
   }
-  if (std::accumulate(hosts.begin(), hosts.end(), 0) != kRanks) {
+  const HostOf hosts = by_rank ? HostOf{numbers} : hosts_with(numbers);
+  if (hosts.ranks.size() != kRanks) {
     std::fprintf(stderr, "the hosts must have %d ranks in all\n", kRanks);
     return 2;
   }
   if (mode == "threads") return run_threads(operations, seed, hosts);
-  return run_processes(operations, seed, mode == "kill", hosts);
+  return run_processes(operations, seed,
+                       mode == "kill"   ? Fault::kKill
+                       : mode == "stop" ? Fault::kStop
+                                        : Fault::kNone,
+                       hosts);
 }

@@ -52,7 +52,7 @@ class Cases:
         """Of all cases."""
         return [case.__name__ for case in self._cases]
 
-    def run(self, size: int, start: Case, timeout: float = 120.0) -> Outcomes:
+    def run(self, size: int, start: Case, timeout: float = 240.0) -> Outcomes:
         """Runs all cases on as many ranks, each of which first calls start()."""
         return Outcomes(run_ranks(size, _run_all, start, self._cases, timeout=timeout))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ranks import topology
 from waiting import wait_until
 
 TEST_SECONDS = 600  # far more than any needs: a test that hangs is to say so
@@ -51,6 +52,31 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("HOROVOD_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(params=["shm", "tcp", "mixed"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test over shared memory, over TCP, and over both: `pytestmark = pytest.mark.usefixtures("transport")`."""
+    monkeypatch.setenv("RANKS_TOPOLOGY", request.param)
+    return str(request.param)
+
+
+MOST_HOSTS = 4
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what the fixture `transport` makes of a `size` that is another transport's too, or too many hosts."""
+    again = []
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        size, transport = parameters.get("size"), parameters.get("transport", "shm")
+        if size is None or transport == "shm":
+            continue
+        hosts = topology(size, transport)
+        if len(hosts) > MOST_HOSTS or len(hosts) == 1 or (transport == "mixed" and hosts == topology(size, "tcp")):
+            again.append(item)
+    config.hook.pytest_deselected(items=again)
+    items[:] = [item for item in items if item not in set(again)]
 
 
 @pytest.fixture(autouse=True)

@@ -100,7 +100,7 @@ def run_session(block: Block, folder: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=180,  # importing a framework takes seconds, compiling with one more
             check=False,
         )
         code = ended.returncode

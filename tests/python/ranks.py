@@ -7,8 +7,8 @@
         outcomes = group.wait(timeout=10)
 
 Where a test does not say which hosts, RANKS_TOPOLOGY does: shm (one host, the default), tcp (every rank is a host of
-its own) or mixed (two hosts, the first with one rank more if the number is odd). Hosts are such by their names only;
-the rendezvous server runs in the test's process.
+its own) or mixed (several hosts of equal or unequal numbers of ranks). The fixture `transport` sets it. Hosts are such
+by their names only; the rendezvous server runs in the test's process.
 
 Nothing survives the block: every process is killed at its end, and dies with its parent too. The functions are pickled
 by reference, so they must be importable: top-level functions of the test's module.
@@ -40,6 +40,8 @@ from horovod.runner.hosts import Host, assign_slots
 
 _PR_SET_PDEATHSIG = 1
 DEFAULT_TIMEOUT = 60.0
+# How a number of ranks is spread over hosts where both transports are wanted; two halves unless it is here.
+MIXED = {5: [1, 3, 1], 7: [3, 1, 2, 1]}
 
 
 @dataclasses.dataclass
@@ -59,11 +61,10 @@ class Outcome:
         return f"--- rank {self.rank}: {state}, {self.error or 'no exception'}: {self.message}\n{self.stderr}"
 
 
-def topology(size: int) -> list[int]:
-    """How many ranks each host has, where a test does not say so."""
-    name = os.environ.get("RANKS_TOPOLOGY", "shm")
-    choices = {"shm": [size], "tcp": [1] * size, "mixed": [size - size // 2, size // 2] if size > 1 else [1]}
-    return choices[name]
+def topology(size: int, name: str) -> list[int]:
+    """How many ranks each host has, by a name of RANKS_TOPOLOGY."""
+    halves = [size - size // 2, size // 2] if size > 1 else [1]
+    return {"shm": [size], "tcp": [1] * size, "mixed": MIXED.get(size, halves)}[name]
 
 
 def worker_environments(hosts: Sequence[int], job_id: str, key: str) -> list[dict[str, str]]:
@@ -223,7 +224,7 @@ def start_ranks(
             env=env or {},
             env_of_rank=env_of_rank,
             folder=Path(folder),
-            hosts=topology(size) if hosts is None else hosts,
+            hosts=hosts or topology(size, os.environ.get("RANKS_TOPOLOGY", "shm")),
             server_address=server_address,
         )
         try:

@@ -11,6 +11,8 @@ from sweeps import CHUNK_BYTES, Array, start, values
 
 import horovod.numpy as hvd
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 # dtype: how far a result may be off, relative to the largest element. A vector is rounded after every round.
 TOLERANCES: dict[Any, float] = {np.float64: 1e-13, np.float32: 2e-6, np.float16: 4e-3, ml_dtypes.bfloat16: 4e-2}
 

@@ -13,6 +13,8 @@ from sweeps import CHUNK_BYTES, MOVED, Array, check, start, values
 import horovod.numpy as hvd
 from horovod import _core
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 RANKS = [1, 2, 3, 4, 7]
 
 

@@ -10,6 +10,8 @@ from sweeps import CHUNK_BYTES, MOVED, Array, check, start, values
 
 import horovod.numpy as hvd
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 RANKS = [1, 2, 3, 4, 7]
 
 

@@ -6,6 +6,8 @@ from ranks import run_ranks
 
 import horovod.numpy as hvd
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 def use(members: hvd.ProcessSet) -> None:
     """Every operation in the set, named and unnamed."""

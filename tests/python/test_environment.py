@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from horovod.common import environment
-from horovod.common.environment import read_identity, read_tunables
+from horovod.common.environment import read_identity, read_network, read_tunables
 
 JOB = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
 
@@ -27,6 +27,7 @@ def test_identity_is_read() -> None:
     identity = read_identity({**JOB, "HOROVOD_HOSTNAME": "a", "HOROVOD_JOB_ID": "j", "HOROVOD_SECRET_KEY": "k"})
     assert (identity.rank, identity.size, identity.host, identity.job_id) == (1, 2, "a", "j")
     assert identity.secret_key == b"k"
+    assert "secret" not in repr(identity)
 
 
 @pytest.mark.parametrize("missing", JOB)
@@ -62,6 +63,32 @@ def test_every_variable_refuses_nonsense_and_ignores_the_empty_text(name: str) -
 def test_seconds_are_finite_and_not_negative(text: str) -> None:
     with pytest.raises(ValueError, match="number of seconds"):
         read_tunables({"HOROVOD_STALL_CHECK_TIME_SECONDS": text})
+
+
+def test_the_allreduce_between_hosts_is_chosen_by_name() -> None:
+    assert not read_tunables({}).allreduce_ring
+    assert not read_tunables({"HOROVOD_ALLREDUCE": "hierarchical"}).allreduce_ring
+    assert read_tunables({"HOROVOD_ALLREDUCE": "Ring"}).allreduce_ring
+    with pytest.raises(
+        ValueError, match="HOROVOD_ALLREDUCE='tree' can't be understood: expected one of hierarchical, ring"
+    ):
+        read_tunables({"HOROVOD_ALLREDUCE": "tree"})
+
+
+def test_where_hosts_meet_is_read() -> None:
+    network = read_network({})
+    assert (network.address, network.port, network.interface) == ("", 0, None)
+    assert not network.launcher_serves and not network.insecure
+    network = read_network(
+        {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "h",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": "7",
+            "HOROVOD_GLOO_IFACE": "eth0",
+            "HOROVOD_RENDEZVOUS_SERVER": "launcher",
+            "HOROVOD_INSECURE": "1",
+        }
+    )
+    assert network == environment.Network("h", 7, "eth0", launcher_serves=True, insecure=True)
 
 
 def test_log_levels_are_known_in_any_case() -> None:

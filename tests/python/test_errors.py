@@ -11,6 +11,8 @@ from ranks import run_ranks
 import horovod.numpy as hvd
 from horovod import _core
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 def raw(op: int, name: str) -> Any:
     """An operation by its full name, past the binding, which puts the kind of operation into the name."""

@@ -14,12 +14,12 @@ from launching import run
 DIGITS = str(ROOT / "examples" / "numpy_digits.py")
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_the_digits_are_learned_on_any_number_of_processes(processes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", ["localhost:1", "localhost:2", "localhost:3", "localhost:2,127.0.0.2:2"])
+def test_the_digits_are_learned_on_any_number_of_processes_and_hosts(hosts: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    code, out, err = run(
-        "-np", str(processes), sys.executable, DIGITS, "--epochs", "20", "--report", str(report), TQDM_DISABLE="1"
-    )
+    processes = sum(int(host.split(":")[1]) for host in hosts.split(","))
+    script = [sys.executable, DIGITS, "--epochs", "20", "--report", str(report)]
+    code, out, err = run("-np", str(processes), "-H", hosts, *script, TQDM_DISABLE="1")
     assert code == 0, err
     results = json.loads(report.read_text())
     assert results["processes"] == processes

@@ -12,6 +12,8 @@ from ranks import Group, Outcome, mark, run_ranks, start_ranks, wait_for_mark, w
 
 import horovod.numpy as hvd
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 LIVENESS_BOUND = 10.0  # what is promised for a death; the aim is 1 s
 SIZE = 3
 

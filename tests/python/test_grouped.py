@@ -11,6 +11,8 @@ from sweeps import check, expected, own_rows, values
 import horovod.numpy as hvd
 from horovod import _core
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 DTYPES = [np.float32, np.int64, ml_dtypes.bfloat16, np.float32]
 SHAPES = [(5, 3), (0, 2), (17,), (1, 1, 4)]
 

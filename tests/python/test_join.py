@@ -10,6 +10,8 @@ from sweeps import REDUCED, check, expected, ops_for, values
 
 import horovod.numpy as hvd
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 def uneven_steps(size: int, named: bool, most: int) -> list[int]:
     """Epochs in which every rank has another number of steps; what has joined does not disturb the others."""

@@ -14,8 +14,6 @@ from ranks import run_ranks, wait_for_output
 
 import horovod.numpy as hvd
 
-CYCLES = 200
-
 
 def resources() -> dict[str, int]:
     """What the process holds."""
@@ -38,24 +36,24 @@ def cycle(number: int) -> None:
     hvd.shutdown()
 
 
-def many_cycles() -> tuple[dict[str, int], dict[str, int], int]:
+def many_cycles(count: int) -> tuple[dict[str, int], dict[str, int], int]:
     for number in range(10):  # caches fill
         cycle(number)
     gc.collect()
     before, resident = resources(), resident_bytes()
-    for number in range(CYCLES):
+    for number in range(count):
         cycle(number)
     gc.collect()
     return before, resources(), resident_bytes() - resident
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_init_and_shutdown_leave_nothing(size: int) -> None:
-    for before, after, grown in run_ranks(size, many_cycles, timeout=240):
+@pytest.mark.parametrize(("hosts", "cycles"), [([1], 200), ([2], 200), ([1, 1], 50), ([2, 1], 50)], ids=str)
+def test_init_and_shutdown_leave_nothing(hosts: list[int], cycles: int) -> None:
+    for before, after, grown in run_ranks(sum(hosts), many_cycles, cycles, hosts=hosts, timeout=240):
         assert after["descriptors"] == before["descriptors"]
         assert after["threads"] == before["threads"]
         assert after["maps"] <= before["maps"] + 5
-        assert grown < 8 * 1024 * 1024, f"{grown} bytes more after {CYCLES} cycles"
+        assert grown < 8 * 1024 * 1024, f"{grown} bytes more after {cycles} cycles"
 
 
 def repeated_calls() -> None:

@@ -23,6 +23,8 @@ from sweeps import (
 import horovod.numpy as hvd
 from horovod.common.process_sets import ProcessSet
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 RANKS = [1, 2, 3, 4, 7]
 SWEEP_SECONDS = 240
 

@@ -105,3 +105,15 @@ def test_an_installed_wheel_runs_a_job(venv: Path, tmp_path: Path) -> None:
     )
     out = check_output([venv / "horovodrun", "-np", "2", venv / "python", tmp_path / "sum.py"])
     assert sorted(out.splitlines()) == ["[0]<stdout>:[2.]", "[1]<stdout>:[2.]"]
+
+
+def test_without_pytorch_only_its_binding_is_missing(venv: Path) -> None:
+    program = """
+import horovod.numpy
+try:
+    import horovod.torch
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    assert check_output([venv / "python", "-c", program]).strip() == "torch"
+    assert "[ ] PyTorch" in check_output([venv / "horovodrun", "--check-build"])

@@ -9,6 +9,8 @@ from ranks import run_ranks
 
 import horovod.numpy as hvd
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 def submit_shuffled(rounds: int, tensors: int, threads: int, seed: int) -> None:
     hvd.init()

@@ -10,6 +10,8 @@ from sweeps import CHUNK_BYTES, REDUCED, SUMS, check, expected, ops_for, own_row
 
 import horovod.numpy as hvd
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 RANKS = [1, 2, 3, 4, 7]
 
 

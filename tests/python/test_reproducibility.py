@@ -6,6 +6,7 @@ import time
 
 import ml_dtypes
 import numpy as np
+import pytest
 from ranks import run_ranks
 from sweeps import values
 
@@ -55,12 +56,13 @@ def runs(job: int) -> list[str]:
     return digests
 
 
-def test_100_runs_give_the_same_bits() -> None:
+@pytest.mark.parametrize("hosts", [[3], [1, 1], [2, 1], [2, 2]], ids=str)
+def test_100_runs_give_the_same_bits(hosts: list[int]) -> None:
     digests: set[str] = set()
     count = 0
     for job, variables in enumerate(JOBS):
-        for result in run_ranks(3, runs, job, env=variables, timeout=120):
+        for result in run_ranks(sum(hosts), runs, job, hosts=hosts, env=variables, timeout=120):
             digests.update(result)
             count += len(result)
-    assert count == len(JOBS) * RUNS * 3
+    assert count == len(JOBS) * RUNS * sum(hosts)
     assert len(digests) == 1

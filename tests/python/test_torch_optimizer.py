@@ -139,6 +139,9 @@ def a_new_optimizer_takes_the_place_of_one_that_still_lives() -> None:
     alone = copy.deepcopy(model)
     old = hvd.DistributedOptimizer(sgd(model.parameters()), named_parameters=model.named_parameters())
     train_own(model, old, 1)
+    loss_of(model, own_part(joined_batch(9))).backward()  # of which nobody wants to know any more
+    hvd.barrier()
+    model.zero_grad()
     new = hvd.DistributedOptimizer(sgd(model.parameters()), named_parameters=model.named_parameters())
     train_own(model, new, 2)
     del old

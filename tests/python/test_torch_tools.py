@@ -194,4 +194,4 @@ def _train_alone() -> None:
 
 
 def test_one_process_needs_no_hooks() -> None:
-    run_ranks(1, _train_alone)
+    run_ranks(1, _train_alone, timeout=120)

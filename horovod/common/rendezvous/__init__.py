@@ -4,6 +4,7 @@
     leader.py         the side of a host's local rank 0
     follower.py       the side of its other ranks
     server.py         where the leaders of several hosts meet; the protocol between hosts
+    attempt.py        one attempt of theirs
     server_line.py    a leader's connection to it
     hosting.py        the server in a thread, where there is no launcher
     mesh.py           connections between ranks of different hosts

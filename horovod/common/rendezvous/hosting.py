@@ -21,6 +21,7 @@ def serving(server: RendezvousServer) -> Iterator[None]:
 
     def on_wake(_events: int) -> None:
         os.eventfd_read(wake)
+        server.give_up("init: rank 0, who serves the rendezvous, gave up.")
         stop_at.append(time.monotonic() + _DRAIN_SECONDS)
 
     def serve() -> None:

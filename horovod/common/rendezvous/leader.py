@@ -9,8 +9,8 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from horovod import _core
 from horovod.common.exceptions import HorovodInternalError
@@ -49,7 +49,8 @@ class _Follower:
     connection: Connection
     pid: int
     pidfd: int = -1
-    asked_for: Kind | None = None  # what it may say next
+    may_say: list[Kind] = field(default_factory=list)  # in this order
+    said: set[Kind] = field(default_factory=set)
     arena: int = -1  # came with READY
 
     def __str__(self) -> str:
@@ -154,11 +155,11 @@ class Leader:
 
     def _check_place(self, hello: Hello, pid: int) -> None:
         mine, theirs = self._rank.place, hello.place
-        for field in ("size", "local_size", "host"):
-            if getattr(theirs, field) != getattr(mine, field):
+        for name in ("size", "local_size"):
+            if getattr(theirs, name) != getattr(mine, name):
                 raise ValueError(
-                    f"init: HOROVOD_{field.upper()} is {getattr(theirs, field)} on rank {theirs.rank} (pid {pid}) and "
-                    f"{getattr(mine, field)} on rank {mine.rank}; all ranks of a host need the same."
+                    f"init: HOROVOD_{name.upper()} is {getattr(theirs, name)} on rank {theirs.rank} (pid {pid}) and "
+                    f"{getattr(mine, name)} on rank {mine.rank}; all ranks of a host need the same."
                 )
         if not 0 < theirs.local_rank < mine.local_size or not 0 < theirs.rank < mine.size:
             raise ValueError(
@@ -205,13 +206,13 @@ class Leader:
     def _on_frame(self, follower: _Follower, kind: Kind, body: bytes) -> None:
         if kind is Kind.FAILED:
             raise decode_error(body)
-        if kind is not follower.asked_for:
-            wanted = follower.asked_for.name if follower.asked_for else "nothing"
-            raise HorovodInternalError(f"init: {follower} said {kind.name}, expected {wanted}.")
+        if follower.may_say[:1] != [kind]:
+            wanted = follower.may_say[0].name if follower.may_say else "nothing"
+            raise HorovodInternalError(f"init: {follower}, said {kind.name}, expected {wanted}.")
         if kind is Kind.READY:
             deadline = time.monotonic() + STEP_SECONDS
             (follower.arena,) = receive_some(follower.connection.sock, decode_flags(body, 1), deadline)
-        follower.asked_for = None
+        follower.said.add(follower.may_say.pop(0))
 
     def _on_closed(self, follower: _Follower, reason: str) -> None:
         if not self._gathering:
@@ -226,18 +227,15 @@ class Leader:
             raise HorovodInternalError(f"init: {follower}, died before all ranks had arrived; see its output.")
         raise HorovodInternalError(lost(follower, "it died"))
 
-    def _ask(self, followers: list[_Follower], kind: Kind, until: Callable[[], bool] = lambda: True) -> None:
-        """Waits until some followers have said something, and for a condition of our own."""
-        for follower in followers:
-            follower.asked_for = kind
-        self._wait(followers, kind, until)
+    def _hear(self, followers: Iterable[_Follower], kind: Kind) -> None:
+        """Waits until some followers have said something."""
+        awaited = list(followers)
 
-    def _wait(self, followers: list[_Follower], kind: Kind, until: Callable[[], bool]) -> None:
         def is_over() -> bool:
-            return until() and all(follower.asked_for is None for follower in followers)
+            return all(kind in follower.said for follower in awaited)
 
         if not self._loop.run_until(is_over, time.monotonic() + STEP_SECONDS + GRACE_SECONDS):
-            late = [str(follower) for follower in followers if follower.asked_for is not None]
+            late = [str(follower) for follower in awaited if kind not in follower.said]
             raise HorovodInternalError(
                 f"init: {', '.join(late[:6])} did not say {kind.name} in time. It was most likely stopped; see its "
                 "output."
@@ -273,20 +271,19 @@ class Leader:
         """Gives every follower the descriptors, one after the other, so that few are under way at a time."""
         table, note = wiring.table.encode(), wiring.note(host).encode()
         for local_rank, follower in sorted(self._followers.items()):
+            # It connects to other hosts without being told so again, and may be quicker than we are.
+            follower.may_say = [Kind.READY] if self._line is None else [Kind.READY, Kind.LINKED]
             follower.connection.say(Kind.TABLE, table)
             self._hand(follower, Kind.WIRING, note, wiring.descriptors())
-            self._ask([follower], Kind.READY)
+            self._hear([follower], Kind.READY)
             wiring.arena_fds[local_rank], follower.arena = follower.arena, -1
 
     def link(self, wiring: Wiring) -> None:
         """Connects this rank to those of the other hosts, while the followers do the same."""
         if self._line is None:
             return
-        followers = list(self._followers.values())
-        for follower in followers:
-            follower.asked_for = Kind.LINKED  # it may be quicker than we are
         self._rank.link(wiring)
-        self._wait(followers, Kind.LINKED, lambda: True)
+        self._hear(self._followers.values(), Kind.LINKED)
         self._line.say(Kind.LINKED)
         self._line.expect(Kind.GO, STEP_SECONDS + 3 * GRACE_SECONDS)
 
@@ -296,12 +293,12 @@ class Leader:
         wiring.arena_fds[0] = os.dup(own) if own >= 0 else -1
         flags = encode_flags([fd >= 0 for fd in wiring.arena_fds])
         for follower in self._followers.values():
-            follower.asked_for = Kind.STARTED
+            follower.may_say = [Kind.STARTED]
             self._hand(follower, Kind.GO, flags, wiring.arenas())
 
     def confirm(self) -> None:
         """Waits until every engine runs, and says so to the followers."""
-        self._wait(list(self._followers.values()), Kind.STARTED, lambda: True)
+        self._hear(self._followers.values(), Kind.STARTED)
         if self._line is not None:
             self._line.say(Kind.STARTED)
             self._line.expect(Kind.DONE, STEP_SECONDS + 3 * GRACE_SECONDS)

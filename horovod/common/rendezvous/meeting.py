@@ -177,4 +177,4 @@ def _own_server(rank: Rank, network: Network) -> RendezvousServer:
             f"(HOROVOD_GLOO_RENDEZVOUS_ADDR, HOROVOD_GLOO_RENDEZVOUS_PORT): {error.strerror}. It must be an address of "
             "this host and a port that nobody uses."
         ) from None
-    return RendezvousServer(listener, rank.host_key, tell=_log.warning)
+    return RendezvousServer(listener, rank.host_key, tell=_log.warning, once=True)

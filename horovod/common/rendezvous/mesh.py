@@ -75,10 +75,11 @@ class Mesh:
 
     def missing(self) -> str:
         """Which connections are not there, and why, in words."""
+        callers = {peer: caller for (_, peer), caller in sorted(self._callers.items())}
         texts = [
             f"{self._table.describe(peer)} at {self._table.endpoints[peer]} did not accept a connection "
             f"({caller.trouble})"
-            for (_, peer), caller in sorted(self._callers.items())
+            for peer, caller in callers.items()
         ]
         absent = sorted({peer for _, peer in self._awaited - self._connected.keys()})
         texts += [f"{self._table.describe(peer)} did not connect" for peer in absent]

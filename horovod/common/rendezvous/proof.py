@@ -16,7 +16,7 @@ import hashlib
 import hmac
 import secrets
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from horovod.common.rendezvous.encoding import ProtocolError
 
@@ -76,7 +76,7 @@ def new_challenge() -> bytes:
 class Key:
     """The job's key, and what else both sides must agree on."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)  # not for tracebacks
     context: bytes
 
     def _prove(self, role: bytes, asked: bytes, own: bytes, claim: Claim) -> bytes:

@@ -30,17 +30,16 @@ What keeps it safe
   - The generation is greater than any that a rank has ever taken part in.
 """
 
-import enum
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.rendezvous.attempt import STEPS, Attempt, Leader, State
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.door import MAX_STRANGERS, Door
 from horovod.common.rendezvous.encoding import ProtocolError
-from horovod.common.rendezvous.loop import Loop, Timer
+from horovod.common.rendezvous.loop import Loop
 from horovod.common.rendezvous.messages import (
     HostHello,
     Kind,
@@ -60,67 +59,6 @@ _GOODBYE_SECONDS = 5.0
 _TOLD_STRANGERS = 10
 
 
-class _State(enum.Enum):
-    GATHERING = "gathering"
-    LINKING = "linking"
-    STARTING = "starting"
-
-
-# What leaders are asked for in a state, what they get when all have said it, and what comes then.
-_STEPS = {
-    _State.GATHERING: (Kind.REPORT, Kind.TABLE, _State.LINKING),
-    _State.LINKING: (Kind.LINKED, Kind.GO, _State.STARTING),
-    _State.STARTING: (Kind.STARTED, Kind.DONE, None),
-}
-
-
-@dataclass(eq=False)
-class _Leader:
-    """A leader that has arrived."""
-
-    hello: HostHello
-    connection: Connection
-    report: Report | None = None
-    has_said_it: bool = False  # what it is asked for in the present state
-
-    def __str__(self) -> str:
-        return f"{self.hello.place}, pid {self.hello.pid}"
-
-
-class _Attempt:
-    """Those who take part in an attempt, and how far they are."""
-
-    def __init__(self, timeout: float) -> None:
-        self.state = _State.GATHERING
-        self.leaders: dict[int, _Leader] = {}  # by rank
-        self.leader_of_host: dict[str, _Leader] = {}
-        self.holders: dict[int, _Leader] = {}  # by rank, of all ranks that were reported
-        self.timeout = timeout
-        # Leaders give up after their own time, with what they know; the server after them.
-        self.deadline = time.monotonic() + timeout
-        self.timer: Timer | None = None
-
-    def hosts(self) -> list[Host]:
-        """Those whose ranks are all there, in the order of their ranks."""
-        leaders = [leader for _, leader in sorted(self.leaders.items())]
-        return [Host(leader.hello, leader.report) for leader in leaders if leader.report]
-
-    def first(self) -> _Leader:
-        return next(iter(self.leaders.values()))
-
-    def add(self, leader: _Leader) -> None:
-        self.leaders[leader.hello.place.rank] = leader
-        self.leader_of_host[leader.hello.place.host] = leader
-
-    def in_the_way(self, hello: HostHello) -> list[HostHello]:
-        """Those whom a newcomer may contradict: the first one, who stands for all, its namesake and its double."""
-        candidates = (self.first(), self.leaders.get(hello.place.rank), self.leader_of_host.get(hello.place.host))
-        return [leader.hello for leader in candidates if leader is not None]
-
-    def is_everyone_there(self) -> bool:
-        return len(self.holders) == self.first().hello.place.size
-
-
 class RendezvousServer:
     """The server of one job, for as many attempts as it makes.
 
@@ -136,6 +74,8 @@ class RendezvousServer:
         key: Key,
         host_of_rank: Sequence[str] = (),
         tell: Callable[[str], object] = lambda _text: None,
+        *,
+        once: bool = False,
     ) -> None:
         """Serves at a socket that listens, which it takes over.
 
@@ -144,13 +84,16 @@ class RendezvousServer:
             key: What leaders have to prove; see `host_key`.
             host_of_rank: The hosts by rank, if they are known: to say what is missing.
             tell: Called with what an administrator should know.
+            once: To serve one attempt only. Who comes after it finds nobody, and tries again until the next server is
+                there.
         """
         self.bytes_sent = 0
         self.loop = Loop()
         self.tell = tell
+        self._once = once
         self._told_strangers = 0
         self._host_of_rank = host_of_rank
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._last_failure = ""
         self._goodbyes: list[Connection] = []
         self._door = Door(
@@ -179,6 +122,10 @@ class RendezvousServer:
         """Whether no attempt is under way and everyone has heard the end of the last one."""
         self._goodbyes = [connection for connection in self._goodbyes if connection.is_open()]
         return self._attempt is None and not self._goodbyes
+
+    def give_up(self, reason: str) -> None:
+        """Ends an attempt that is under way."""
+        self._fail_with(HorovodInternalError(reason))
 
     def close(self) -> None:
         """Stops serving; who is connected loses the connection."""
@@ -213,7 +160,7 @@ class RendezvousServer:
             self._fail_with(error)
             return
         attempt = self._attempt_or_new(hello)
-        leader = _Leader(hello, connection)
+        leader = Leader(hello, connection)
         attempt.add(leader)
         connection.on_frame = lambda kind, body: self._on_frame(leader, kind, body)
         connection.on_closed = lambda reason: self._on_lost(leader, reason)
@@ -222,26 +169,26 @@ class RendezvousServer:
     def _check_newcomer(self, hello: HostHello) -> None:
         attempt = self._attempt
         check_host(hello, attempt.in_the_way(hello) if attempt else [])
-        if attempt is not None and attempt.state is not _State.GATHERING:
+        if attempt is not None and attempt.state is not State.GATHERING:
             raise HorovodInternalError(
                 f"init: {hello.place}, pid {hello.pid}, came when all ranks were there already. Each rank must be "
                 "started once."
             )
 
-    def _attempt_or_new(self, hello: HostHello) -> _Attempt:
+    def _attempt_or_new(self, hello: HostHello) -> Attempt:
         if self._attempt is None:
-            self._attempt = _Attempt(hello.timeout)
+            self._attempt = Attempt(hello.timeout)
             self._set_deadline(self._attempt, hello.timeout + GRACE_SECONDS)
         return self._attempt
 
-    def _on_frame(self, leader: _Leader, kind: Kind, body: bytes) -> None:
+    def _on_frame(self, leader: Leader, kind: Kind, body: bytes) -> None:
         attempt = self._attempt
         assert attempt is not None
         if kind is Kind.FAILED:
             decode_error(body)  # a reason that can't be read is none
             self._fail(body)
             return
-        if leader.has_said_it or kind is not _STEPS[attempt.state][0]:
+        if leader.has_said_it or kind is not STEPS[attempt.state][0]:
             raise ProtocolError(f"it said {kind.name} when the job was {attempt.state.value}")
         if kind is Kind.REPORT:
             report = Report.decode(body)
@@ -254,7 +201,7 @@ class RendezvousServer:
         leader.has_said_it = True
         self._go_on(attempt)
 
-    def _on_lost(self, leader: _Leader, reason: str) -> None:
+    def _on_lost(self, leader: Leader, reason: str) -> None:
         self._fail_with(HorovodInternalError(lost(leader, reason)))
 
     def _on_refused(self, peer: str, reason: str) -> None:
@@ -265,12 +212,12 @@ class RendezvousServer:
 
     # ---- What becomes of it ------------------------------------------------------------------------------------------
 
-    def _go_on(self, attempt: _Attempt) -> None:
+    def _go_on(self, attempt: Attempt) -> None:
         """Takes the next step if everyone has said what it needs."""
         if not all(leader.has_said_it for leader in attempt.leaders.values()):
             return
         body = b""
-        if attempt.state is _State.GATHERING:
+        if attempt.state is State.GATHERING:
             if not attempt.is_everyone_there():
                 return
             try:
@@ -278,7 +225,7 @@ class RendezvousServer:
             except ValueError as error:
                 self._fail_with(error)
                 return
-        _, answer, following = _STEPS[attempt.state]
+        _, answer, following = STEPS[attempt.state]
         if following is None:
             self._end(answer, body)
             return
@@ -297,12 +244,16 @@ class RendezvousServer:
             return False
         return True
 
-    def _set_deadline(self, attempt: _Attempt, seconds: float) -> None:
+    def _set_deadline(self, attempt: Attempt, seconds: float) -> None:
         if attempt.timer is not None:
             attempt.timer.cancel()
-        attempt.timer = self.loop.at(
-            time.monotonic() + seconds, lambda: self._fail_with(HorovodInternalError(self._who_is_late(attempt)))
-        )
+        attempt.timer = self.loop.at(time.monotonic() + seconds, lambda: self._give_up_on_late(attempt))
+
+    def _give_up_on_late(self, attempt: Attempt) -> None:
+        text = attempt.who_is_late(self._host_of_rank)
+        if self._last_failure:
+            text += f" The attempt before ended with: {self._last_failure}"
+        self._fail_with(HorovodInternalError(text))
 
     def _fail_with(self, error: Exception) -> None:
         self._fail(encode_error(error, "the server"))
@@ -320,9 +271,11 @@ class RendezvousServer:
             attempt.timer.cancel()
         if kind is Kind.DONE:
             self._last_failure = ""
+        if self._once:
+            self._door.close()
         self._say_goodbye([leader.connection for leader in attempt.leaders.values()], kind, body)
 
-    def _say(self, leaders: Iterable[_Leader], kind: Kind, body: bytes) -> None:
+    def _say(self, leaders: Iterable[Leader], kind: Kind, body: bytes) -> None:
         for leader in leaders:
             self.bytes_sent += len(body)
             leader.connection.say(kind, body)
@@ -334,35 +287,6 @@ class RendezvousServer:
             connection.end_after(kind, body, _GOODBYE_SECONDS)
             self._goodbyes.append(connection)
 
-    def _who_is_late(self, attempt: _Attempt) -> str:
-        late = [str(leader) for leader in attempt.leaders.values() if not leader.has_said_it]
-        if attempt.state is not _State.GATHERING:
-            return (
-                f"init: {', '.join(late[:6])}{', ...' if len(late) > 6 else ''} did not get ready in time (the job was "
-                f"{attempt.state.value}). It was most likely stopped; see its output."
-            )
-        missing = sorted(set(range(attempt.first().hello.place.size)) - attempt.holders.keys())
-        arrived = [
-            f"rank {ranks_in_words([member.rank for member in host.report.members])} of host {host.leader.host}"
-            for host in attempt.hosts()
-        ]
-        alone = [leader for leader in attempt.leaders.values() if leader.report is None]
-        arrived += [f"only {leader} of host {leader.hello.place.host}" for leader in alone]
-        text = f"init: {self._with_hosts(missing)} did not arrive within {attempt.timeout:g} s; arrived: "
-        text += "; ".join(arrived)
-        if self._last_failure:
-            text += f". The attempt before ended with: {self._last_failure}"
-        return text + ". If they only need longer, raise HOROVOD_START_TIMEOUT."
-
-    def _with_hosts(self, ranks: Sequence[int]) -> str:
-        if len(self._host_of_rank) <= max(ranks):
-            return f"rank {ranks_in_words(ranks)}"
-        by_host: dict[str, list[int]] = {}
-        for rank in ranks:
-            by_host.setdefault(self._host_of_rank[rank], []).append(rank)
-        texts = [f"rank {ranks_in_words(its_ranks)} of host {host}" for host, its_ranks in by_host.items()]
-        return ", ".join(texts[:6]) + (", ..." if len(texts) > 6 else "")
-
 
 def host_key(secret: bytes, job_id: str) -> Key:
     """What leaders and the server prove to each other, and ranks of different hosts."""
@@ -372,17 +296,6 @@ def host_key(secret: bytes, job_id: str) -> Key:
 def lost(who: object, reason: str) -> str:
     """The words for a process whose connection has ended: the same wherever it is noticed."""
     return f"init: lost {who}: {reason}. It most likely died or was stopped; see its output."
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Ascending ranks, such as "0-3, 7"."""
-    ranges: list[list[int]] = []
-    for rank in ranks:
-        if ranges and ranges[-1][1] == rank - 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _is_for_host(claim: Claim) -> bool:

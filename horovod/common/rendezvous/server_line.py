@@ -21,6 +21,9 @@ from horovod.common.rendezvous.proof import Claim, Key, Purpose
 from horovod.common.rendezvous.server import lost
 from horovod.common.rendezvous.times import VERDICT_SECONDS
 
+# How long one who has failed waits for the connection that it needs to say so.
+_CONNECTING_SECONDS = 1.0
+
 
 class ServerLine:
     """Says what the host does, and hears what the others do. What goes wrong is raised from the loop."""
@@ -34,6 +37,7 @@ class ServerLine:
         self._asked_for: Kind | None = None
         self._heard: bytes | None = None
         self._verdict: Exception | None = None
+        self._failing = False
         self._lost: str | None = None  # why the connection has ended
         host_hello = HostHello(hello.version, hello.place, os.getpid(), timeout)
         self._caller = Caller(
@@ -84,9 +88,14 @@ class ServerLine:
         Returns:
             The reason that the server has told to all hosts, which is another one if another host was quicker.
         """
+        self._failing = True
+        self._timer.cancel()
+        if self._verdict is None and self._connection is None:
+            # The server may have heard our HELLO already, and would take a closed connection for our death.
+            self._loop.run_until(lambda: self._connection is not None, time.monotonic() + _CONNECTING_SECONDS)
         if self._verdict is not None or self._connection is None or not self._connection.is_open():
-            return error
-        self._connection.on_closed = lambda _reason: None
+            return self._verdict or error
+        self._connection.on_closed = _nobody_cares
         self._connection.on_frame = self._on_verdict
         self._connection.say(Kind.FAILED, encode_error(error, self._place))
         if not isinstance(error, Exception):  # who presses Ctrl-C does not want to wait
@@ -99,10 +108,10 @@ class ServerLine:
     def _on_answer(self, connection: Connection, kind: Kind, body: bytes) -> None:
         self._timer.cancel()
         self._connection = connection
-        connection.on_frame = self._on_frame
-        connection.on_closed = self._on_closed
+        connection.on_frame = self._on_verdict if self._failing else self._on_frame
+        connection.on_closed = _nobody_cares if self._failing else self._on_closed
         if kind is not Kind.ACCEPTED:
-            self._on_frame(kind, body)
+            connection.on_frame(kind, body)
             return
         seconds, _ = decode_accepted(body)
         self._deadline = time.monotonic() + seconds
@@ -130,3 +139,7 @@ class ServerLine:
             "Does HOROVOD_GLOO_RENDEZVOUS_ADDR lead to it from this host, and have all hosts the same HOROVOD_JOB_ID "
             "and HOROVOD_SECRET_KEY?"
         )
+
+
+def _nobody_cares(_reason: str) -> None:
+    pass
