@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         size, transport = parameters.get("size"), parameters.get("transport", "shm")
-        if size is None or transport == "shm":
+        if not isinstance(size, int) or not isinstance(transport, str) or transport == "shm":
             continue
         hosts = topology(size, transport)
         if len(hosts) > MOST_HOSTS or len(hosts) == 1 or (transport == "mixed" and hosts == topology(size, "tcp")):

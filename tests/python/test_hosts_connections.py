@@ -28,13 +28,13 @@ def mark_when_accepted(rank: int) -> None:
     Connection._frame = marking_frame  # type: ignore[method-assign]
 
 
-def break_after_saying(kind: Kind, way: str) -> None:
+def break_after_saying(last: Kind, way: str) -> None:
     """Has this process's connections break when it says something for the first time, and all take part in that."""
     say, first = Connection.say, threading.Lock()
 
-    def breaking_say(self: Connection, said: Kind, body: bytes = b"") -> None:
-        say(self, said, body)
-        if said is kind and first.acquire(blocking=False):
+    def breaking_say(self: Connection, kind: Kind, body: bytes = b"") -> None:
+        say(self, kind, body)
+        if kind is last and first.acquire(blocking=False):
             for rank in range(SIZE):
                 wait_for_mark(f"rank {rank} was accepted")
             assert break_all(WAYS[way]) > 0
