@@ -33,7 +33,7 @@ Engine::Engine(World world, const Settings& settings, const Wiring& wiring)
     : world_(std::move(world)),
       settings_(settings),
       segment_(wiring.segment),
-      network_(wiring.links, wiring.controls, counters_),
+      network_(wiring.links, wiring.controls, settings_.heartbeat_timeout, counters_),
       doorbells_(segment_, world_.local_rank, wiring.doorbells, counters_),
       liveness_(world_, settings_, segment_, wiring.alive_fds, doorbells_, network_.fd()),
       arenas_(wiring.arena_fds, world_.local_size, world_.local_rank),
@@ -91,6 +91,8 @@ void Engine::shutdown() {
   }
   // Who leaves because of a peer says so: the others then learn of that peer, not of us.
   if (failure_cause_ >= 0) break_down(failure_cause_);
+  // What batches have given to the network to fill or to send is their callers' again.
+  network_.abandon();
   complete(executor_.abandon(), HVD_SHUT_DOWN, "Horovod has been shut down.");
   fail(HVD_SHUT_DOWN, "Horovod has been shut down.", -1, true);
   if (!broken_) say_farewell(kDeparted, -1);
@@ -224,7 +226,9 @@ void Engine::sleep(Nanoseconds longest) {
   doorbells_.arm(prepare_sleep(), Sleeper::kWaiter);
   if (!has_news() && !stop_driving_) {
     counters_.sleeps.add();
-    const auto ms = static_cast<int>(std::min<Nanoseconds>(longest / 1'000'000 + 1, kLongestSleepMs));
+    // Who drives also shows the other hosts that this one lives.
+    const int most = hosts_.alone() ? kLongestSleepMs : liveness_.beat_interval_ms();
+    const auto ms = static_cast<int>(std::min<Nanoseconds>(longest / 1'000'000 + 1, static_cast<Nanoseconds>(most)));
     liveness_.sleep(Sleeper::kWaiter, ticking() ? kTickMs : ms);
   }
   doorbells_.disarm();

@@ -16,7 +16,9 @@
 // nothing blocks under it. Lock order: mutex_ only, never two.
 //
 // When a peer is gone (it departed, died, fell silent or broke): what it had published is still used, batches that need
-// more from it fail, requests that are not in the log fail, and new ones are refused. A rank that failed a batch
+// more from it fail, requests that are not in the log fail, and new ones are refused. Batches that need nothing from it
+// go on, but when none has moved for the heartbeat's timeout they fail too: whom they wait for may have gone with those
+// who would have said so. A rank that failed a batch
 // can't keep its channels in step any more: it says so in the segment (kBroken), which makes it gone for the others.
 #ifndef HOROVOD_ENGINE_ENGINE_H_
 #define HOROVOD_ENGINE_ENGINE_H_
@@ -121,6 +123,7 @@ class Engine {
 
   // What the driver does (engine_progress.cc, engine_peers.cc).
   bool progress();
+  bool drain();
   bool flush_outbox();
   bool read_log();
   void apply(const Define& entry);
@@ -145,6 +148,7 @@ class Engine {
   bool somebody_new_is_gone() const;
   void look_at_connections();
   bool nothing_comes_from(int rank) const;
+  bool batches_are_stuck();
   int origin_of(int rank) const;
   Failure describe_gone(int rank) const;
   uint64_t members_here(int set) const { return members_here_[static_cast<size_t>(set)]; }
@@ -192,6 +196,8 @@ class Engine {
   int seen_ended_ = 0;                        // connections
   std::vector<Nanoseconds> half_gone_since_;  // by rank: we have heard of its end by one of two ways only
   int half_gone_ = 0;                         // how many of these there are
+  Nanoseconds stuck_since_ = 0;               // the job has failed, and no batch has moved
+  uint64_t stuck_at_ = 0;                     // what the links had moved then
   bool broken_ = false;
 
   std::thread background_thread_;

@@ -81,12 +81,22 @@ bool Engine::nothing_comes_from(int rank) const {
   return (gone || lost) && since != 0 && settings_.now() - since >= kLastWords;
 }
 
+// Whether, in a job that has failed, nothing has moved for so long that nothing will.
+bool Engine::batches_are_stuck() {
+  const Nanoseconds now = settings_.now();
+  if (stuck_since_ == 0 || network_.link_moves() != stuck_at_) {
+    stuck_since_ = now;
+    stuck_at_ = network_.link_moves();
+  }
+  return static_cast<double>(now - stuck_since_) * 1e-9 >= settings_.heartbeat_timeout;
+}
+
 // True if a peer was newly found gone.
 bool Engine::look_after_peers() {
   if (half_gone_ > 0 || network_.ended() != seen_ended_) look_at_connections();
   if (!somebody_new_is_gone()) {
     // Requests that we failed may be waited for by others, even by the one that we gave up: tell them.
-    if (failure_cause_ >= 0 && !broken_ && executor_.idle()) break_down(failure_cause_);
+    if (failure_cause_ >= 0 && !broken_ && (executor_.idle() || batches_are_stuck())) break_down(failure_cause_);
     return false;
   }
   // Several may be gone at once, one because of the other: hear of all before blaming one. Who died comes first.
@@ -151,8 +161,10 @@ Engine::Failure Engine::describe_gone(int rank) const {
                                link->lost_because() +
                                "): it died, or the network between the hosts failed. Its own output may say why."};
   }
-  return {HVD_PEER_LOST, "Horovod has been shut down because " + who +
-                             " died: its process ended without shutdown(). Its own output says why."};
+  return {HVD_PEER_LOST, "Horovod has been shut down because " + who + " died: its process ended without shutdown()" +
+                             (world_.is_local(rank) ? ". Its own output says why."
+                                                    : ", or its host or the network to it failed. Its own output may "
+                                                      "say why.")};
 }
 
 }  // namespace hvd

@@ -7,15 +7,18 @@
 namespace hvd {
 
 bool Engine::progress() {
-  if (broken_) return false;
+  if (broken_) return drain();
   try {
     bool moved = network_.poll();
-    if (!hosts_.alone()) moved |= hosts_.look_after();
     if (coordinator_) moved |= coordinator_->poll();
     if (delegate_) moved |= delegate_->poll();
+    // After what the hosts have said: a connection's end says less than the last word before it.
+    if (!hosts_.alone()) moved |= hosts_.look_after();
     moved |= flush_outbox();
     moved |= read_log();
-    moved |= executor_.poll();
+    const bool batches_moved = executor_.poll();
+    moved |= batches_moved;
+    if (batches_moved) stuck_since_ = 0;
     moved |= network_.poll();  // what was just queued
     if (!closing_sets_.empty()) close_sets();
     return moved;
@@ -25,6 +28,18 @@ bool Engine::progress() {
     fail(HVD_SYSTEM, std::string("Horovod has been shut down: ") + error.what());
     break_down(world_.rank);
     return true;
+  }
+}
+
+// Nothing that comes now is of interest. But unread it would wake us for ever, and our own last words may still have to
+// be sent.
+bool Engine::drain() {
+  try {
+    const bool moved = network_.poll();
+    hosts_.take([](int, BytesView) {});
+    return moved;
+  } catch (const std::exception&) {
+    return false;
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "transport/channel.h"
 
@@ -80,17 +81,17 @@ bool HostDesk::take_ready(Listener& listener) {
     if (!cached(id)) throw BadMessage("ready id " + std::to_string(id));
     // A withdrawn id's members send full requests instead. The cell may even be older than the name that has the id by
     // now; so what counts is not the cell but a complete round that has not been told yet.
-    if (ids_[id].live && current_round(id) != ids_[id].rounds) tell(id, false, listener);
+    if (ids_[id].live && ids_[id].members > 0 && current_round(id) != ids_[id].rounds) tell(id, listener);
   }
 }
 
-void HostDesk::tell(uint32_t id, bool with_joined, Listener& listener) {
+void HostDesk::tell(uint32_t id, Listener& listener) {
   Id& state = ids_[id];
   state.rounds = current_round(id);
   state.told = true;
   state.told_wanted = slot(id).wanted.load() >= state.rounds;
   told_.push_back(id);
-  listener.ready(id, state.told_wanted, with_joined);
+  listener.ready(id, state.told_wanted, std::exchange(state.with_joined, false));
 }
 
 void HostDesk::look_at_wants(Listener& listener) {
@@ -106,7 +107,7 @@ void HostDesk::look_at_wants(Listener& listener) {
 
 void HostDesk::arrive_for_joined(Listener& listener) {
   for (uint32_t id = 0; id < static_cast<uint32_t>(segment_->cache_capacity()); ++id) {
-    const Id& state = ids_[id];
+    Id& state = ids_[id];
     if (!state.live || state.members == 0 || slot(id).arrived.load() % state.members == 0) continue;
     const std::vector<int> missing = missing_ranks(id);
     const bool all_joined = std::all_of(missing.begin(), missing.end(), [this](int rank) {
@@ -116,8 +117,9 @@ void HostDesk::arrive_for_joined(Listener& listener) {
     // Who has toggled its bit adds its arrival too, if not now then in a moment: one of us sees the round complete.
     for (const int rank : missing) {
       const int local = world_.local(rank);
+      state.with_joined = true;
       slot(id).present[local / 64].fetch_xor(uint64_t{1} << (local % 64));
-      if ((slot(id).arrived.fetch_add(1) + 1) % state.members == 0) tell(id, true, listener);
+      if ((slot(id).arrived.fetch_add(1) + 1) % state.members == 0) tell(id, listener);
     }
   }
 }

@@ -71,6 +71,7 @@ class HostDesk {
     bool live = false;
     bool told = false;  // ready, and not logged since
     bool told_wanted = false;
+    bool with_joined = false;  // we have arrived in the current round for a rank that has joined
     int set = 0;
     uint64_t members = 0;  // of the set, on this host
     uint64_t rounds = 0;   // complete rounds of the slot that were told
@@ -87,7 +88,7 @@ class HostDesk {
   std::vector<int> missing_ranks(uint32_t id) const;
   bool take_requests(Listener& listener);
   bool take_ready(Listener& listener);
-  void tell(uint32_t id, bool with_joined, Listener& listener);
+  void tell(uint32_t id, Listener& listener);
   void arrive_for_joined(Listener& listener);
   void look_at_wants(Listener& listener);
   void release(uint64_t read, Listener& listener);

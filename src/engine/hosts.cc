@@ -47,8 +47,6 @@ bool Hosts::look_after() {
     found = true;
     spread({rank, liveness_.state(rank), liveness_.cause(rank)}, -1);
   }
-  // A look at the clock costs as much as all the rest.
-  if (looks_++ % 64 != 0) return found;
   const Nanoseconds now = now_();
   if (last_beat_ != 0 && now - last_beat_ < interval_) return found;
   // Time in which this process did not run, stopped or starved, says nothing about the others.
@@ -62,7 +60,10 @@ bool Hosts::look_after() {
     peer.heard = false;
     if (peer.silent_for < timeout_) continue;
     peer.over = found = true;
-    spread({peer.rank, kSilent, -1}, peer.host);
+    // Nobody else speaks for the ranks of that host.
+    for (const int rank : world_.ranks_of_host[static_cast<size_t>(peer.host)]) {
+      spread({rank, kSilent, -1}, peer.host);
+    }
   }
   return found;
 }
@@ -97,7 +98,7 @@ void Hosts::spread(const Gone& gone, int except_host) {
 
 void Hosts::say_farewell(RankState state, int cause) {
   spread({world_.rank, state, cause}, -1);
-  for (Peer& peer : peers_) (void)peer.records->write();
+  for (Peer& peer : peers_) peer.records->end_writing();
 }
 
 }  // namespace hvd

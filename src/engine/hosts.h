@@ -1,9 +1,10 @@
 // The connections between those who speak for their hosts: local rank 0 of each host, and the coordinator, which is one
 // of them. This has what both ends need: heartbeats, and who is gone.
 //
-// A rank of another host is gone when its host says so (or the coordinator, who passes it on), or when the connection
-// to its host's local rank 0 has ended or been silent for the heartbeat's timeout. Who finds out writes it into the
-// departures of its own segment, where the ranks of its host see it. Said once, it stays.
+// A rank of another host is gone when its host says so (or the coordinator, who passes it on). A host's local rank 0 is
+// gone when the connection to it has ended, and all ranks of a host are if it has been silent for the heartbeat's
+// timeout. Who finds out writes it into the departures of its own segment, where the ranks of its host see it. Said
+// once, it stays.
 //
 // Used by the driver alone.
 #ifndef HOROVOD_ENGINE_HOSTS_H_
@@ -36,7 +37,7 @@ class Hosts {
   bool look_after();
   // A host has said this.
   void told_gone(int from_host, const Gone& gone);
-  // This rank leaves; as far as the connections take it at once.
+  // This rank leaves, and says nothing more.
   void say_farewell(RankState state, int cause);
 
  private:
@@ -60,7 +61,6 @@ class Hosts {
   std::vector<Peer> peers_;
   std::vector<bool> known_gone_;  // by rank
   Nanoseconds last_beat_ = 0;
-  uint64_t looks_ = 0;
 };
 
 }  // namespace hvd

@@ -84,7 +84,11 @@ RankState Liveness::state(int rank) const {
   const Flag& said_in =
       world_.is_local(rank) ? segment_->rank(world_.local(rank)).state : segment_->departure(rank).state;
   const auto said = static_cast<RankState>(said_in.load());
-  if (said == kDeparted || said == kBroken || found == kAlive) return said > kAlive ? said : kAlive;
+  for (const RankState last_word : {said, found}) {
+    if (last_word == kDeparted || last_word == kBroken) return last_word;
+  }
+  // Of a rank on another host those who speak for it know more than the end of our connection with it tells.
+  if (said > kAlive && (found == kAlive || !world_.is_local(rank))) return said;
   return found;
 }
 

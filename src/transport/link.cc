@@ -110,7 +110,7 @@ void Link::fill_frames() {
 
 bool Link::write() {
   bool moved = false;
-  while (!closed_ && end_ != End::kLost) {
+  while (!closed_ && write_error_.empty()) {
     if (!said_bye_ && !abandoned_ && outgoing_.size() < kFramesPerWrite / 2) fill_frames();
     if (outgoing_.empty()) {
       if (said_bye_ && !std::exchange(ended_writing_, true)) shutdown(fd_, SHUT_WR);
@@ -134,7 +134,7 @@ bool Link::write() {
     const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL);
     if (n < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) lose(std::strerror(errno));
+      if (errno != EAGAIN && errno != EWOULDBLOCK) fail_writing(std::strerror(errno));
       return moved;
     }
     moved = true;
@@ -160,13 +160,21 @@ bool Link::write() {
 }
 
 void Link::say_bye(RankState state, int cause) {
-  if (said_bye_ || closed_ || end_ == End::kLost) return;
+  if (said_bye_ || closed_ || !write_error_.empty()) return;
   outgoing_.push_back(
       {{FrameHeader::kBye, 0, static_cast<uint64_t>(state), static_cast<uint64_t>(static_cast<int64_t>(cause))},
        nullptr,
        0});
   said_bye_ = true;
   (void)write();
+  if (blocked()) touch();
+}
+
+// What the peer had sent before still counts, its last word above all: read() comes to the end of it.
+void Link::fail_writing(const std::string& why) {
+  write_error_ = why;
+  outgoing_.clear();
+  shutdown(fd_, SHUT_RDWR);
 }
 
 void Link::abandon() {
@@ -221,7 +229,7 @@ void Link::give_credit(int lane_id, Lane& lane) {
 void Link::lose(const std::string& why) {
   if (end_ == End::kNone) {
     end_ = End::kLost;
-    lost_because_ = why;
+    lost_because_ = write_error_.empty() ? why : write_error_;
   }
   closed_ = true;
 }
@@ -305,6 +313,10 @@ void Link::handle_header() {
     end_ = End::kBye;
     bye_state_ = static_cast<RankState>(header_.value);
     bye_cause_ = static_cast<int>(static_cast<int64_t>(header_.position));
+    return;
+  }
+  if (abandoned_) {
+    if (header_.kind == FrameHeader::kData) payload_left_ = header_.value;
     return;
   }
   Lane& lane = at(static_cast<int>(header_.lane));

@@ -69,8 +69,10 @@ class Link {
 
   // Say the last word, as far as the socket takes it at once.
   void say_bye(RankState state, int cause);
-  // Lets go of all memory that was given to send() and receive(). The link is of no more use.
+  // Lets go of all memory that was given to send() and receive(). What still comes is dropped, except the last word.
   void abandon();
+  // The connection has ended, or is not to be used any more.
+  void lose(const std::string& why);
 
   // Move what the socket takes or has. True if anything moved. Throw BadFrame.
   bool write();
@@ -119,7 +121,7 @@ class Link {
   void fill_frames();
   void give_credit(int lane_id, Lane& lane);
   void touch();
-  void lose(const std::string& why);
+  void fail_writing(const std::string& why);
   size_t take(const std::byte* data, size_t bytes);
   void handle_header();
   void place(Lane& lane, const std::byte* data, size_t bytes);
@@ -133,6 +135,7 @@ class Link {
   std::vector<int> crediting_;
   std::deque<Frame> outgoing_;
   bool abandoned_ = false, said_bye_ = false, closed_ = false, ended_writing_ = false;
+  std::string write_error_;
 
   // Incoming: the header that is being read, and how much of its payload is still to come.
   FrameHeader header_;

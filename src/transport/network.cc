@@ -1,5 +1,7 @@
 #include "transport/network.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,17 +11,38 @@
 #include <utility>
 
 namespace hvd {
+namespace {
 
-Network::Network(const std::vector<int>& links, const std::vector<int>& controls, Counters& counters)
+// Finds hosts and networks that are down, and keeps those in between from forgetting a connection that idles. The other
+// end's kernel answers, also for a process that is stopped: that one is the heartbeat's affair. No TCP_USER_TIMEOUT: it
+// would also break a connection whose other end is alive but reads nothing, as when the whole job is stopped for a
+// while.
+void keep_alive(int fd, double timeout) {
+  constexpr int kProbes = 3;
+  const int on = 1, probes = kProbes;
+  const int idle = std::clamp(static_cast<int>(timeout / 2), 1, 3600);
+  const int interval = std::clamp(static_cast<int>(timeout / 2 / kProbes), 1, 3600);
+  // Without them a dead connection is found later: no reason to fail.
+  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+}  // namespace
+
+Network::Network(const std::vector<int>& links, const std::vector<int>& controls, double timeout, Counters& counters)
     : links_(links.size()), controls_(controls.size()), index_of_link_(links.size()) {
   for (size_t r = 0; r < links.size(); ++r) {
     if (links[r] < 0) continue;
+    keep_alive(links[r], timeout);
     links_[r] = std::make_unique<Link>(static_cast<int>(r), links[r], counters, dirty_);
     index_of_link_[r] = watched_.size();
     watched_.push_back({links_[r].get(), nullptr});
   }
   for (size_t h = 0; h < controls.size(); ++h) {
     if (controls[h] < 0) continue;
+    keep_alive(controls[h], timeout);
     controls_[h] = std::make_unique<Records>(controls[h], counters);
     watched_.push_back({nullptr, controls_[h].get()});
   }
@@ -90,9 +113,11 @@ bool Network::serve(size_t index, bool readable) {
       if (readable) moved |= link.read();
       moved |= link.write();
     } catch (const BadFrame& error) {
+      link.lose(error.what());
       throw Error(error.status,
                   std::string(error.what()) + ", on the connection with rank " + std::to_string(link.rank()));
     }
+    if (moved) ++link_moves_;
     blocked = link.blocked();
     over = link.end() != Link::End::kNone;
     closed = link.closed();
@@ -128,15 +153,16 @@ void Network::abandon() {
 void Network::take_leave(int timeout_ms) {
   if (epoll_ < 0) return;
   for (const auto& records : controls_) {
-    if (records && !records->lost()) {
-      (void)records->write();
-      if (!records->has_output()) records->close_writing();
-    }
+    if (records) records->end_writing();
   }
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   const auto still_open = [](const Watched& watched) {
     return watched.link != nullptr ? !watched.link->closed() : !watched.records->lost();
   };
+  // Where something is left to write, that has to wake us too.
+  for (size_t i = 0; i < watched_.size(); ++i) {
+    if (still_open(watched_[i])) (void)serve(i, false);
+  }
   while (std::any_of(watched_.begin(), watched_.end(), still_open)) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());

@@ -15,8 +15,9 @@ namespace hvd {
 
 class Network {
  public:
-  // links: by rank, controls: by host; -1 where there is none. Throws SystemError.
-  Network(const std::vector<int>& links, const std::vector<int>& controls, Counters& counters);
+  // links: by rank, controls: by host; -1 where there is none. A connection over which nothing goes is lost when its
+  // other end's kernel has not answered for so many seconds. Throws SystemError.
+  Network(const std::vector<int>& links, const std::vector<int>& controls, double timeout, Counters& counters);
   ~Network();
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
@@ -24,7 +25,8 @@ class Network {
   bool empty() const { return epoll_ < 0; }
   // Readable when poll() has something to do.
   int fd() const { return epoll_; }
-  // Moves what can be moved. True if anything did. Throws BadFrame, which names the rank.
+  // Moves what can be moved. True if anything did. Throws Error, which names the rank, if a peer has sent what makes no
+  // sense; its connection is then lost.
   bool poll();
 
   // Null where there is none.
@@ -38,6 +40,8 @@ class Network {
 
   // How many connections have ended, by a last word or without: grows.
   int ended() const { return ended_; }
+  // Grows whenever bytes went through a link.
+  uint64_t link_moves() const { return link_moves_; }
 
   std::vector<int> descriptors() const;
 
@@ -58,6 +62,7 @@ class Network {
   std::vector<Link*> dirty_;
   int epoll_ = -1;
   int ended_ = 0;
+  uint64_t link_moves_ = 0;
 };
 
 }  // namespace hvd

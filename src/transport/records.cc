@@ -39,7 +39,7 @@ Records::Records(int fd, Counters& counters) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)
 Records::~Records() { close(fd_); }
 
 void Records::send(std::span<const std::byte> record) {
-  if (lost_) return;
+  if (lost_ || ending_) return;
   counters_.control_records.add();
   const auto length = static_cast<uint32_t>(record.size());
   const auto* head = reinterpret_cast<const std::byte*>(&length);
@@ -53,8 +53,11 @@ bool Records::write() {
     const ssize_t n = ::send(fd_, output_.data() + written_, output_.size() - written_, MSG_NOSIGNAL);
     if (n < 0) {
       if (errno == EINTR) continue;
-      if (errno != EAGAIN && errno != EWOULDBLOCK) lost_ = true;
-      return moved;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return moved;
+      // What the other end had sent before still counts: read() comes to the end of it.
+      shutdown(fd_, SHUT_RDWR);
+      ending_ = true;
+      break;
     }
     moved = true;
     written_ += static_cast<size_t>(n);
@@ -62,6 +65,7 @@ bool Records::write() {
   }
   output_.clear();
   written_ = 0;
+  if (ending_) shutdown(fd_, SHUT_WR);
   return moved;
 }
 
@@ -82,6 +86,9 @@ bool Records::read() {
   return moved;
 }
 
-void Records::close_writing() { shutdown(fd_, SHUT_WR); }
+void Records::end_writing() {
+  ending_ = true;
+  (void)write();
+}
 
 }  // namespace hvd

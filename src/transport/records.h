@@ -45,8 +45,8 @@ class Records {
   bool write();
   bool read();
   bool has_output() const { return written_ < output_.size() && !lost_; }
-  // Says that nothing more will come from here.
-  void close_writing();
+  // Says that nothing more will come from here, as soon as what was sent is out.
+  void end_writing();
 
   bool lost() const { return lost_; }
   int fd() const { return fd_; }
@@ -58,7 +58,8 @@ class Records {
   size_t written_ = 0;
   RecordCutter cutter_;
   std::vector<std::byte> staging_;
-  bool lost_ = false;
+  bool lost_ = false;    // nothing more comes, and all that came has been read
+  bool ending_ = false;  // nothing more is to be sent
 };
 
 }  // namespace hvd
