@@ -18,8 +18,8 @@
 // When a peer is gone (it departed, died, fell silent or broke): what it had published is still used, batches that need
 // more from it fail, requests that are not in the log fail, and new ones are refused. Batches that need nothing from it
 // go on, but when none has moved for the heartbeat's timeout they fail too: whom they wait for may have gone with those
-// who would have said so. A rank that failed a batch can't keep its channels in step any more: it says so in the segment
-// (kBroken), which makes it gone for the others.
+// who would have said so. A rank that failed a batch can't keep its channels in step any more: it says so in the
+// segment (kBroken), which makes it gone for the others.
 #ifndef HOROVOD_ENGINE_ENGINE_H_
 #define HOROVOD_ENGINE_ENGINE_H_
 
