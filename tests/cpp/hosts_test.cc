@@ -159,6 +159,7 @@ TEST_CASE("a stall on several hosts names all who are missing and all who are th
       CHECK((status == HVD_OK || status == HVD_STALLED || status == HVD_SHUT_DOWN));
       if (status == HVD_SHUT_DOWN) return;  // somebody was quicker to leave
     }
-    CHECK(text.find("tensor 'x' waits for ranks 1, 2, 3 for 1 s; submitted by ranks 0, 4") != std::string::npos);
+    CHECK(text.find("tensor 'x' waits for ranks 1, 2, 3 for ") != std::string::npos);
+    CHECK(text.find(" s; submitted by ranks 0, 4") != std::string::npos);
   });
 }

@@ -62,10 +62,10 @@ std::vector<E> dividends_around(int64_t divisor) {
     dividends.insert(dividends.end(), {static_cast<E>(kHighest - i), static_cast<E>(kLowest + i)});
   const auto step = static_cast<uint64_t>(divisor);
   for (uint64_t factor = 1; factor <= kHighest / step; factor = factor * 3 + 1) {
-    const auto multiple = static_cast<E>(factor * step);
-    for (int offset : {-1, 0, 1}) {
-      dividends.push_back(static_cast<E>(multiple + static_cast<E>(offset)));
-      if constexpr (std::is_signed_v<E>) dividends.push_back(static_cast<E>(-multiple + offset));
+    const uint64_t multiple = factor * step;
+    for (uint64_t offset : {~uint64_t{0}, uint64_t{0}, uint64_t{1}}) {  // -1, 0, 1: unsigned, these may wrap
+      dividends.push_back(static_cast<E>(multiple + offset));
+      if constexpr (std::is_signed_v<E>) dividends.push_back(static_cast<E>(offset - multiple));
     }
   }
   return dividends;
