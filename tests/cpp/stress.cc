@@ -58,10 +58,10 @@ struct Item {
   std::shared_ptr<Request> request;
 };
 
-// Few are large: enough to fill windows and chunks now and then, and not to slow down all the rest.
+// Few are large, and only at the beginning: enough to fill windows and chunks, and not to slow down all the rest.
 size_t size_of(int step, int name) {
   if (name == 3) return 1 + static_cast<size_t>(step / 5 % 3);
-  if (name == 2 || name >= 8) return step % 16 == name ? 400'000 : step % 4 == 0 ? 5'000 : 3;
+  if (name == 2 || name >= 8) return step < 32 && step % 16 == name ? 200'000 : step % 64 == 0 ? 5'000 : 3;
   return 1;
 }
 
