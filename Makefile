@@ -18,6 +18,9 @@ CXX_FILES := $(shell find src tests/cpp tests/fuzz -name '*.cc' -o -name '*.h')
 # More arguments for pytest, e.g. make test PYTEST_ARGS="-k broadcast -x".
 PYTEST_ARGS ?=
 SOAK_MINUTES ?= 60
+# For each fuzz target; and which of them, e.g. FUZZ_TARGETS="link records". None: all.
+FUZZ_SECONDS ?= 20
+FUZZ_TARGETS ?=
 PYTHONS ?= 3.12 3.13
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -103,6 +106,10 @@ format: $(VENV)/.lint ## Format all sources
 sanitize: $(VENV)/.created ## Run the C++ tests under ASan, UBSan and TSan, with warnings as errors
 	@.ci/cpp-tests address,undefined
 	@.ci/cpp-tests thread
+
+.PHONY: fuzz
+fuzz: $(VENV)/.installed ## Feed noise to all parsers, FUZZ_SECONDS (20) each (needs clang: Debian's clang, libclang-rt-14-dev)
+	@.ci/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 .PHONY: bench
 bench: $(VENV)/.installed ## Measure against PyTorch's gloo

@@ -41,8 +41,8 @@ def _load(path: str) -> dict[object, Any]:
         document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config-file: can't read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config-file: {path} is not YAML: {error}") from None
+    except Exception as error:  # PyYAML has errors of its own, but lets those of e.g. a 31st of June through
+        raise UsageError(f"--config-file: {path} is not YAML: {str(error) or type(error).__name__}") from None
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -56,7 +56,7 @@ def _setting(path: str, tunable: Tunable, value: object) -> Any:
         raise UsageError(f"--config-file: {path}: {tunable.section}.{tunable.key} must be {expected}, not {value!r}")
     try:
         return tunable.type(value)
-    except (ValueError, argparse.ArgumentTypeError) as error:
+    except (ValueError, OverflowError, argparse.ArgumentTypeError) as error:
         raise UsageError(f"--config-file: {path}: {tunable.section}.{tunable.key}: {error}") from None
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from horovod.runner.errors import UsageError
 
-_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?::(?P<slots>[0-9]+))?")
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?::(?P<slots>[0-9]{1,9}))?")
 _HOSTFILE_LINE = re.compile(
-    r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?:\s+slots\s*=\s*(?P<slots>[0-9]+))?"
+    r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?:\s+slots\s*=\s*(?P<slots>[0-9]{1,9}))?"
 )
 _LATER = "this version starts workers on this machine only; other machines come with a later one"
 

@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from horovod.common.rendezvous.loop import LONGEST_WAIT
 from horovod.common.rendezvous.server import RendezvousServer
 from horovod.runner import process_tree
 from horovod.runner.forwarding import Screen, WorkerStream, open_screens
@@ -144,7 +145,7 @@ class LocalJob:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._worker_mask)
 
     def _wait_for_events(self, deadline: float | None) -> None:
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        timeout = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT)
         for key, _ in self._selector.select(timeout):
             key.data()
         now = time.monotonic()

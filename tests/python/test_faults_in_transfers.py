@@ -140,11 +140,15 @@ def lose_in_shutdown(victim: int, fault: str, delay: float) -> float:
     return time.monotonic() - start
 
 
-@pytest.mark.parametrize("hosts", [[3], [1, 1, 1], [2, 1]], ids=str)
-@pytest.mark.parametrize(
-    ("fault", "delay"),
-    [("killed", 0.0), ("killed", 0.0005), ("killed", 0.003), ("stopped", 0.0), ("reset", 0.0), ("half-closed", 0.0)],
-)
+IN_SHUTDOWN = [
+    (hosts, fault, delay)
+    for hosts in ([3], [1, 1, 1], [2, 1])
+    for fault, delay in (("killed", 0.0), ("killed", 0.001), ("stopped", 0.0), ("reset", 0.0), ("half-closed", 0.0))
+    if len(hosts) > 1 or fault in ("killed", "stopped")  # there is no connection that could break
+]
+
+
+@pytest.mark.parametrize(("hosts", "fault", "delay"), IN_SHUTDOWN, ids=str)
 def test_a_loss_in_shutdown_holds_nobody_up(hosts: list[int], fault: str, delay: float) -> None:
     victim = 1
     with start_ranks(SIZE, lose_in_shutdown, victim, fault, delay, hosts=hosts, env=SHORT_HEARTBEAT) as group:

@@ -187,6 +187,10 @@ def test_bad_input_gives_one_line_and_exit_code_2(arguments: str, words: str) ->
         ("params: 3", "section params"),
         ("just text", "expected sections"),
         ("params: [", "is not YAML"),
+        ("params: {cycle_time_ms: 2001-06-31}", "is not YAML: day is out of range"),
+        ("params: {cycle_time_ms: !!bool maybe}", "is not YAML"),
+        ("params: " + 1000 * "[", "is not YAML"),
+        ("params: {cycle_time_ms: 1" + 400 * "0" + "}", "params.cycle_time_ms: "),
         ("controller: carrier-pigeon", "No such controller supported: carrier-pigeon"),
         ("controller: mpi", "--mpi: starting by MPI is not available"),
         ("autotune: {enabled: true}", "autotuning is not available"),
@@ -240,6 +244,8 @@ def test_hosts_text() -> None:
         Host("::1", 1),
     ]
     assert parse_hosts("a:2,b:1,a:3") == [Host("a", 5), Host("b", 1)]
+    with pytest.raises(UsageError, match="expected host:slots"):
+        parse_hosts("a:" + 5000 * "9")  # more digits than Python makes a number of
 
 
 def test_hostfile(tmp_path: Path) -> None:

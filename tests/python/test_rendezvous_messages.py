@@ -28,6 +28,7 @@ from horovod.common.rendezvous.table import Table
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
+generations = st.integers(0, 2**63 - 1)
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 endpoints = st.one_of(
     st.just(NOWHERE),
@@ -36,9 +37,11 @@ endpoints = st.one_of(
 )
 configurations = st.builds(Configuration, st.lists(st.lists(u32, max_size=5), max_size=5), u64, u32, st.booleans())
 places = st.builds(Place, u32, u32, u32, u32, u32, u32, texts)
-hellos = st.builds(Hello, texts, places, configurations, u64, endpoints)
+hellos = st.builds(Hello, texts, places, configurations, generations, endpoints)
 host_hellos = st.builds(HostHello, texts, places, u32, st.floats(0, 1e6))
-reports = st.builds(Report, configurations, u64, st.lists(st.builds(Member, u32, u32, u32, u32, endpoints), max_size=5))
+reports = st.builds(
+    Report, configurations, generations, st.lists(st.builds(Member, u32, u32, u32, u32, endpoints), max_size=5)
+)
 notes = st.lists(st.tuples(u32, st.booleans()), max_size=5).flatmap(
     lambda pairs: st.builds(WiringNote, u64, u64, st.just([p for p, _ in pairs]), st.just([w for _, w in pairs]))
 )
@@ -121,6 +124,14 @@ def test_frames_have_a_largest_size() -> None:
     assert messages.decode_header(messages.encode_frame(Kind.TABLE, b"x" * MAX_FRAME)[:5]) == (Kind.TABLE, MAX_FRAME)
     with pytest.raises(ProtocolError, match="larger than"):
         messages.encode_frame(Kind.TABLE, b"x" * (MAX_FRAME + 1))
+
+
+def test_after_every_generation_there_is_a_number_for_the_next_one() -> None:
+    configuration = Configuration([], 0, 0, False)
+    last = Report(configuration, 2**63 - 1, [])
+    assert Report.decode(last.encode()) == last
+    with pytest.raises(ProtocolError, match="generations"):
+        Report.decode(Report(configuration, 2**64 - 1, []).encode())
 
 
 def test_a_list_that_is_longer_than_its_message_costs_nothing() -> None:

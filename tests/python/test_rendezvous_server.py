@@ -5,17 +5,19 @@ import os
 import resource
 import socket
 import time
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 
 from horovod import __version__
 from horovod.common.rendezvous.addresses import listen_at
+from horovod.common.rendezvous.attempt import Attempt, Leader
 from horovod.common.rendezvous.caller import Caller
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.door import MAX_STRANGERS
 from horovod.common.rendezvous.hosting import serving
-from horovod.common.rendezvous.loop import Loop
+from horovod.common.rendezvous.loop import READ, Loop
 from horovod.common.rendezvous.messages import (
     MAX_FRAME,
     Configuration,
@@ -312,3 +314,31 @@ def test_another_version_is_told() -> None:
         loop.close()
         assert str(first.error) == str(second.error)
         assert f"rank 2 runs Horovod 0.1, rank 0 (local rank 0 of 2 on host host0) {__version__}" in str(first.error)
+
+
+def test_a_job_that_says_it_is_huge_costs_no_memory() -> None:
+    attempt = Attempt(timeout=1.0)
+    place = Place(2, 10_000_000, 0, 1, 1, 2, "a")
+    connection = Connection(socket.socket(), Loop(), lambda _reason: None)
+    leader = Leader(HostHello(__version__, place, 1, 1.0), connection)
+    attempt.add(leader)
+    attempt.holders[2] = leader
+    tracemalloc.start()
+    text = attempt.who_is_late([])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    connection.close()
+    assert "rank 0-1, 3-9999999 did not arrive" in text
+    assert peak < 1 << 20
+
+
+def test_a_deadline_may_be_farther_away_than_the_kernel_can_wait() -> None:
+    loop = Loop()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, contextlib.closing(loop):
+        theirs.send(b"x")
+        heard: list[int] = []
+        loop.watch(ours.fileno(), READ, heard.append)
+        loop.at(time.monotonic() + 1e12, lambda: None)
+        loop.step(time.monotonic() + 1e300)
+        assert heard == [READ]

@@ -1,8 +1,9 @@
 """One attempt of the hosts of a job to meet: who takes part, and how far they are. server.py has the protocol."""
 
 import enum
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from horovod.common.rendezvous.connection import Connection
@@ -98,18 +99,28 @@ class Attempt:
         ]
         alone = [leader for leader in self.leaders.values() if leader.report is None]
         arrived += [f"only {leader} of host {leader.hello.place.host}" for leader in alone]
-        missing = sorted(set(range(self.first().hello.place.size)) - self.holders.keys())
+        missing = _gaps(self.first().hello.place.size, self.holders)
         return (
             f"init: {_with_hosts(missing, host_of_rank)} did not arrive within {self.timeout:g} s; arrived: "
             f"{'; '.join(arrived)}. If they only need longer, raise HOROVOD_START_TIMEOUT."
         )
 
 
-def _with_hosts(ranks: Sequence[int], host_of_rank: Sequence[str]) -> str:
-    if len(host_of_rank) <= max(ranks):
-        return f"rank {ranks_in_words(ranks)}"
+def _gaps(size: int, ranks: Iterable[int]) -> list[range]:
+    """The ranks below `size` that are not there. A size is a number that another host has said: it costs nothing."""
+    gaps, begin = [], 0
+    for rank in [*sorted(ranks), size]:
+        if rank > begin:
+            gaps.append(range(begin, rank))
+        begin = rank + 1
+    return gaps
+
+
+def _with_hosts(gaps: Sequence[range], host_of_rank: Sequence[str]) -> str:
+    if len(host_of_rank) < gaps[-1].stop:
+        return f"rank {_ranges_in_words(gaps)}"
     by_host: dict[str, list[int]] = {}
-    for rank in ranks:
+    for rank in itertools.chain(*gaps):
         by_host.setdefault(host_of_rank[rank], []).append(rank)
     texts = [f"rank {ranks_in_words(its_ranks)} of host {host}" for host, its_ranks in by_host.items()]
     return ", ".join(texts[:6]) + (", ..." if len(texts) > 6 else "")
@@ -117,10 +128,14 @@ def _with_hosts(ranks: Sequence[int], host_of_rank: Sequence[str]) -> str:
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """Ascending ranks, such as "0-3, 7"."""
-    ranges: list[list[int]] = []
+    ranges: list[range] = []
     for rank in ranks:
-        if ranges and ranges[-1][1] == rank - 1:
-            ranges[-1][1] = rank
+        if ranges and ranges[-1].stop == rank:
+            ranges[-1] = range(ranges[-1].start, rank + 1)
         else:
-            ranges.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+            ranges.append(range(rank, rank + 1))
+    return _ranges_in_words(ranges)
+
+
+def _ranges_in_words(ranges: Iterable[range]) -> str:
+    return ", ".join(str(some[0]) if len(some) == 1 else f"{some[0]}-{some[-1]}" for some in ranges)

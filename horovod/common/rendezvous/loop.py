@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
+# The kernel takes no time that is longer than some weeks. Who waits longer looks again.
+LONGEST_WAIT = 24 * 3600.0
 
 
 class Timer:
@@ -64,7 +66,7 @@ class Loop:
     def step(self, deadline: float | None) -> None:
         """Waits for something to happen, at most until the deadline, and calls back."""
         times = [when for when in (deadline, self.next_time()) if when is not None]
-        timeout = max(0.0, min(times) - time.monotonic()) if times else None
+        timeout = min(max(0.0, min(times) - time.monotonic()), LONGEST_WAIT) if times else None
         ready = [(key.fd, self._callbacks[key.fd], events) for key, events in self._selector.select(timeout)]
         for fd, callback, events in ready:
             if self._callbacks.get(fd) is callback:  # an earlier callback may have closed this one

@@ -170,7 +170,7 @@ class Hello:
         """Reads the body."""
         reader = Reader(body)
         version, place, configuration = reader.text(), Place.read(reader), Configuration.read(reader)
-        hello = cls(version, place, configuration, reader.integer("Q"), Endpoint.read(reader))
+        hello = cls(version, place, configuration, _last_generation(reader), Endpoint.read(reader))
         reader.end()
         return hello
 
@@ -241,7 +241,7 @@ class Report:
     def decode(cls, body: bytes) -> "Report":
         """Reads the body."""
         reader = Reader(body)
-        configuration, last = Configuration.read(reader), reader.integer("Q")
+        configuration, last = Configuration.read(reader), _last_generation(reader)
         report = cls(configuration, last, reader.each(lambda: Member.read(reader)))
         reader.end()
         return report
@@ -317,6 +317,13 @@ def decode_error(body: bytes) -> Exception:
     wrong_value, text = reader.flag(), reader.text()
     reader.end()
     return ValueError(text) if wrong_value else HorovodInternalError(text)
+
+
+def _last_generation(reader: Reader) -> int:
+    value = reader.integer("Q")
+    if value >= 1 << 63:
+        raise ProtocolError(f"{value} generations can't have been")  # and there must be a number for the next one
+    return value
 
 
 def _seconds(value: float) -> float:

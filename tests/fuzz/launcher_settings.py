@@ -1,0 +1,66 @@
+"""What users write for horovodrun and init: any text is understood, or refused with the error that is made for it."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import atheris
+import targets
+
+with atheris.instrument_imports(include=["horovod"]):
+    from horovod.common import environment
+    from horovod.runner.config_file import read_config_file
+    from horovod.runner.errors import UsageError
+    from horovod.runner.hosts import assign_slots, parse_hostfile, parse_hosts
+
+_file, PATH = tempfile.mkstemp()
+os.close(_file)
+
+
+def check(parse: Callable[[], Any], refusal: type[Exception]) -> Any:
+    """What the parser makes of it; None if it refuses."""
+    try:
+        return parse()
+    except refusal as error:
+        assert type(error) is refusal, f"{type(error).__name__} is an accident, not a refusal"
+        assert str(error)
+        return None
+
+
+def target(data: bytes) -> None:
+    """Gives the bytes to every parser."""
+    text = data.decode("utf-8", "replace")
+    for hosts in (check(lambda: parse_hosts(text), UsageError), check(lambda: parse_hostfile(PATH), UsageError)):
+        if hosts is not None:
+            assert all(host.slots >= 1 for host in hosts)
+            assert check(lambda hosts=hosts: assign_slots(hosts, 1), UsageError) is not None
+    check(lambda: read_config_file(PATH), UsageError)
+    for name in environment.VARIABLES:
+        check(lambda name=name: environment.read(name, {name: text}), ValueError)
+
+
+def with_file(data: bytes) -> None:
+    """The same, with the bytes in the file too."""
+    with open(PATH, "wb") as file:
+        file.write(data)
+    target(data)
+
+
+SEEDS = (
+    b"localhost:4,[::1]:2,host-1.example",
+    b"host1 slots=2\n[::1] slots = 4 # a comment\n\nhost2\n",
+    b"controller: gloo\nparams:\n  fusion_threshold_mb: 64\n  cycle_time_ms: 1.5\nlogging:\n  level: DEBUG\n",
+    b"autotune:\n  enabled: false\n  gaussian_process_noise: 0.5\nlibrary_options: {thread_affinity: '0,1'}\n",
+    b"timeline: ~\nstall_check:\n  warning_time_seconds: 0x10\n  shutdown_time_seconds: 1:30\n",
+    b"params: {cycle_time_ms: 2001-12-14, cache_capacity: 0b11, hierarchical_allreduce: !!bool yes}\n",
+    b"128",
+    b"1.5e3",
+    b"hierarchical",
+)
+
+if __name__ == "__main__":
+    try:
+        targets.run(with_file, SEEDS)
+    finally:
+        os.unlink(PATH)
