@@ -40,23 +40,22 @@ std::atomic<hvd_handle> next_handle{1};
 // in it (MADV_DONTFORK), and every call is refused. The child's handler may only do what is safe in a signal handler,
 // so what it closes is prepared here.
 std::atomic<bool> forked{false};
-constexpr int kMostDescriptors = 4096;
-int descriptors[kMostDescriptors];
-std::atomic<int> descriptor_count{0};
+std::atomic<const std::vector<int>*> descriptors{nullptr};  // none: there is no engine
 
 void in_forked_child() {
-  const int count = descriptor_count.exchange(0);
-  if (count == 0) return;
+  const std::vector<int>* const inherited = descriptors.exchange(nullptr);
+  if (inherited == nullptr) return;
   forked = true;
-  for (int i = 0; i < count; ++i) close(descriptors[i]);
+  for (const int fd : *inherited) close(fd);
 }
+
+void forget_descriptors() { delete descriptors.exchange(nullptr); }
 
 void remember_descriptors(const std::vector<int>& fds) {
   static std::once_flag once;
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, in_forked_child); });
-  const int count = std::min(static_cast<int>(fds.size()), kMostDescriptors);
-  std::copy_n(fds.begin(), count, descriptors);
-  descriptor_count = count;
+  forget_descriptors();
+  descriptors = new std::vector<int>(fds);
 }
 
 hvd_status failed(hvd_status status, const std::string& text) {
@@ -281,7 +280,7 @@ hvd_status hvd_shutdown(void) {
     }
     if (!last) return HVD_OK;
     last->shutdown();
-    descriptor_count = 0;
+    forget_descriptors();
     return HVD_OK;
   });
 }

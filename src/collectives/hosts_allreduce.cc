@@ -66,6 +66,7 @@ class Exchange {
     if (!owns()) return;
     const size_t slice = longest_part(std::min(Channel::kChunkBytes, batch.bytes()), owners_);
     room_ = way_ == Way::kGather ? slice : longest_part(slice, group.hosts());
+    rounds_.resize(std::min<size_t>(chunks(), Channel::kSlots));
     for (Round& round : rounds_) {
       round.ends.resize(static_cast<size_t>(group.hosts()));
       round.incoming = std::make_unique_for_overwrite<std::byte[]>(room_ * static_cast<size_t>(group.hosts()));
@@ -198,7 +199,7 @@ class Exchange {
   int owners_ = 1;
   size_t room_ = 0;
   std::array<uint64_t, Channel::kSlots> numbers_{};
-  std::array<Round, Channel::kSlots> rounds_;
+  std::vector<Round> rounds_;  // as many as can be under way
 };
 
 }  // namespace

@@ -10,19 +10,25 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "collectives/arithmetic.h"
 #include "collectives/collectives.h"
+#include "transport/errors.h"
 
 namespace hvd {
 namespace {
+
+constexpr size_t kLongestElement = 16;
 
 class Scatter {
  public:
   Scatter(const Group& group, const Batch& batch)
       : group_(group), channel_(group.channel()), arithmetic_(batch, group.size()) {
     const int n = group.size();
-    part_ = Channel::kChunkBytes / static_cast<size_t>(n) / kLine * kLine;
+    const size_t even = Channel::kChunkBytes / static_cast<size_t>(n);
+    part_ = even >= kLine ? even / kLine * kLine : even / kLongestElement * kLongestElement;
+    if (part_ == 0) throw Error(HVD_SYSTEM, "reducescatter of " + std::to_string(n) + " ranks: too many");
     lanes_.resize(static_cast<size_t>(n));
     for (size_t t = 0; t < batch.rows.size(); ++t) {
       const RowsTensor& tensor = batch.rows[t];

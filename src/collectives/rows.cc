@@ -23,7 +23,7 @@ namespace {
 // A run of bytes in a stream on this host: the rows that a member sends of one tensor.
 struct Run {
   size_t start, bytes;
-  // Of our own stream: where they lie, and if they come from another host when they are there.
+  // Of our own stream: where they lie, and if they come from another host when all of them are there.
   const std::byte* source = nullptr;
   int from = -1;  // member
   uint64_t position = 0;
@@ -146,8 +146,11 @@ class Plan {
     }
     return found;
   }
-  // Whether a run of our own stream is there yet.
-  Until there(const Run& run) const { return group_.stream(run.from).received(run.position); }
+  // Whether what our own stream's k-th chunk has of a run is there yet.
+  Until there(const Run& run, size_t k) const {
+    const size_t hi = k * Channel::kChunkBytes + chunk_bytes(channel_.me(), k), end = run.start + run.bytes;
+    return group_.stream(run.from).received(run.position - (end - std::min(hi, end)));
+  }
 
   void copy_in(const Run& run, size_t k, std::byte* chunk) const {
     const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(channel_.me(), k);
@@ -263,7 +266,7 @@ Task move_rows(const Group& group, const Batch& batch) {
     if (const size_t bytes = plan.chunk_bytes(channel.me(), k); bytes > 0) {
       for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
       for (const Run* run : plan.runs_in(k)) {
-        if (run->from >= 0) co_await plan.there(*run);
+        if (run->from >= 0) co_await plan.there(*run, k);
         plan.copy_in(*run, k, channel.payload(channel.me(), s, bytes));
       }
       channel.publish(s, bytes);

@@ -16,7 +16,8 @@ constexpr Nanoseconds kWaiterSpin = 50'000;
 constexpr Nanoseconds kBackgroundSpin = 10'000;
 constexpr int kTickMs = 1;
 constexpr int kLongestSleepMs = 1000;
-// How long a rank that leaves waits for the other hosts to take note. They do so at once, unless they hang.
+// How long a rank that leaves waits for the other hosts to take note. They do so at once, unless they hang; while they
+// have not taken all bytes yet, they may be busy for as long as the heartbeat's timeout.
 constexpr int kLeaveMs = 1000;
 
 void pause_core() {
@@ -96,7 +97,8 @@ void Engine::shutdown() {
   complete(executor_.abandon(), HVD_SHUT_DOWN, "Horovod has been shut down.");
   fail(HVD_SHUT_DOWN, "Horovod has been shut down.", -1, true);
   if (!broken_) say_farewell(kDeparted, -1);
-  network_.take_leave(kLeaveMs);
+  // What a rank had sent before it gave up is of no use to anybody.
+  network_.take_leave(kLeaveMs, broken_ ? 0 : static_cast<int>(std::min(settings_.heartbeat_timeout, 3600.0) * 1000));
   background_thread_.join();
 }
 

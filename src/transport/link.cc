@@ -37,19 +37,16 @@ void check_frame(const FrameHeader& header) {
   }
 }
 
-Link::Link(int rank, int fd, Counters& counters, std::vector<Link*>& dirty)
-    : rank_(rank),
-      fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)),
-      counters_(counters),
-      dirty_links_(dirty),
-      lanes_(Segment::kMaxSets) {
+Link::Shared::Shared() : staging(kStaging) {}
+
+Link::Link(int rank, int fd, Counters& counters, Shared& shared)
+    : rank_(rank), fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)), counters_(counters), shared_(shared), lanes_(Segment::kMaxSets) {
   if (fd_ < 0) throw SystemError("can't keep the connection with rank " + std::to_string(rank));
   if (fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK) != 0) {
     SystemError error("can't use the connection with rank " + std::to_string(rank));
     close(fd_);
     throw error;
   }
-  staging_.resize(kStaging);
 }
 
 Link::~Link() { close(fd_); }
@@ -63,7 +60,7 @@ Link::Lane& Link::at(int lane) {
 void Link::touch() {
   if (dirty_ || closed_) return;
   dirty_ = true;
-  dirty_links_.push_back(this);
+  shared_.dirty.push_back(this);
 }
 
 // ---- Sending --------------------------------------------------------------------------------------------------------
@@ -238,8 +235,8 @@ bool Link::read() {
   bool moved = false;
   while (!closed_) {
     // The rest of a large payload goes straight to its place, if that is known.
-    std::byte* into = staging_.data();
-    size_t room = staging_.size();
+    std::byte* into = shared_.staging.data();
+    size_t room = shared_.staging.size();
     Lane* lane = nullptr;
     if (payload_left_ >= kReadInPlace && !abandoned_) {
       lane = &at(static_cast<int>(header_.lane));
@@ -273,7 +270,7 @@ bool Link::read() {
       give_credit(static_cast<int>(header_.lane), *lane);
       continue;
     }
-    const std::byte* data = staging_.data();
+    const std::byte* data = shared_.staging.data();
     while (bytes > 0) {
       const size_t taken = take(data, bytes);
       data += taken;

@@ -55,8 +55,15 @@ class Link {
  public:
   static constexpr uint64_t kWindow = 2 << 20;
 
-  // Duplicates the descriptor. Links with something to write put themselves into `dirty`. Throws SystemError.
-  Link(int rank, int fd, Counters& counters, std::vector<Link*>& dirty);
+  // What the links of a rank share.
+  struct Shared {
+    Shared();
+    std::vector<Link*> dirty;        // those with something to write
+    std::vector<std::byte> staging;  // where read() puts what it does not put in place at once
+  };
+
+  // Duplicates the descriptor. Throws SystemError.
+  Link(int rank, int fd, Counters& counters, Shared& shared);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -128,7 +135,7 @@ class Link {
 
   const int rank_, fd_;
   Counters& counters_;
-  std::vector<Link*>& dirty_links_;
+  Shared& shared_;
   bool dirty_ = false;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<int> sending_;  // lanes that have bytes to frame, in turns
@@ -141,7 +148,6 @@ class Link {
   FrameHeader header_;
   size_t header_bytes_ = 0;
   uint64_t payload_left_ = 0;
-  std::vector<std::byte> staging_;
   End end_ = End::kNone;
   RankState bye_state_ = kAlive;
   int bye_cause_ = -1;

@@ -1,8 +1,10 @@
 #include "transport/network.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -36,7 +38,7 @@ Network::Network(const std::vector<int>& links, const std::vector<int>& controls
   for (size_t r = 0; r < links.size(); ++r) {
     if (links[r] < 0) continue;
     keep_alive(links[r], timeout);
-    links_[r] = std::make_unique<Link>(static_cast<int>(r), links[r], counters, dirty_);
+    links_[r] = std::make_unique<Link>(static_cast<int>(r), links[r], counters, shared_);
     index_of_link_[r] = watched_.size();
     watched_.push_back({links_[r].get(), nullptr});
   }
@@ -91,7 +93,7 @@ bool Network::poll() {
       moved |= serve(static_cast<size_t>(&watched - watched_.data()), false);
     }
   }
-  for (Link* link : std::exchange(dirty_, {})) {
+  for (Link* link : std::exchange(shared_.dirty, {})) {
     link->clean();
     moved |= serve(index_of_link_[static_cast<size_t>(link->rank())], false);
   }
@@ -150,12 +152,18 @@ void Network::abandon() {
   }
 }
 
-void Network::take_leave(int timeout_ms) {
+bool Network::has_bytes_under_way() const {
+  return std::any_of(links_.begin(), links_.end(), [](const std::unique_ptr<Link>& link) {
+    int bytes = 0;
+    return link && !link->closed() && ioctl(link->fd(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
+  });
+}
+
+void Network::take_leave(int timeout_ms, int patience_ms) {
   if (epoll_ < 0) return;
   for (const auto& records : controls_) {
     if (records) records->end_writing();
   }
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   const auto still_open = [](const Watched& watched) {
     return watched.link != nullptr ? !watched.link->closed() : !watched.records->lost();
   };
@@ -163,17 +171,21 @@ void Network::take_leave(int timeout_ms) {
   for (size_t i = 0; i < watched_.size(); ++i) {
     if (still_open(watched_[i])) (void)serve(i, false);
   }
+  const auto start = std::chrono::steady_clock::now();
   while (std::any_of(watched_.begin(), watched_.end(), still_open)) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (left.count() <= 0) return;
+    const auto passed =
+        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start).count();
+    if (passed >= timeout_ms && (passed >= patience_ms || !has_bytes_under_way())) return;
+    // Nothing tells when bytes have been taken.
+    constexpr int kLookAgainMs = 50;
     epoll_event events[64];
-    const int n = epoll_wait(epoll_, events, 64, static_cast<int>(left.count()));
+    const int n =
+        epoll_wait(epoll_, events, 64, passed < timeout_ms ? timeout_ms - static_cast<int>(passed) : kLookAgainMs);
     for (int i = 0; i < n; ++i) {
       try {
         (void)serve(events[i].data.u64, true);
       } catch (const Error&) {
-        return;  // what comes now is of no interest
+        // What comes now is of no interest, and its connection is closed.
       }
     }
   }

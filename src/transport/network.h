@@ -34,8 +34,8 @@ class Network {
   Records* control(int host) const { return controls_[static_cast<size_t>(host)].get(); }
 
   // Sends what was queued, and waits a little until the others have taken leave too: then nothing that is under way can
-  // be lost by closing.
-  void take_leave(int timeout_ms);
+  // be lost by closing. While somebody's kernel has not taken all yet, waits for as long as patience_ms.
+  void take_leave(int timeout_ms, int patience_ms);
   void abandon();
 
   // How many connections have ended, by a last word or without: grows.
@@ -54,12 +54,13 @@ class Network {
 
   void watch(Watched& watched, bool for_writing);
   bool serve(size_t index, bool readable);
+  bool has_bytes_under_way() const;
 
+  Link::Shared shared_;
   std::vector<std::unique_ptr<Link>> links_;        // by rank
   std::vector<std::unique_ptr<Records>> controls_;  // by host
   std::vector<Watched> watched_;
   std::vector<size_t> index_of_link_;
-  std::vector<Link*> dirty_;
   int epoll_ = -1;
   int ended_ = 0;
   uint64_t link_moves_ = 0;

@@ -136,3 +136,30 @@ TEST_CASE("a host that idles is heard by one that works") {
     });
   }
 }
+
+TEST_CASE("the last bytes of a rank that leaves reach one that was busy for a while") {
+  for (const int64_t megabytes : {1, 2, 9}) {
+    const RankGroup group({1, 1});
+    on_all_ranks(group, {}, [megabytes](int rank, Engine& engine) {
+      const std::vector<uint8_t> input(rank == 0 ? static_cast<size_t>(megabytes) << 20 : 0, 5);
+      std::vector<uint8_t> output(static_cast<size_t>(megabytes) << 20);
+      auto request = std::make_shared<Request>();
+      request->key = {0, "g"};
+      request->meta.op = HVD_ALLGATHER;
+      request->meta.dtype = HVD_UINT8;
+      request->meta.shape = {kAnyRows};
+      request->rows = static_cast<int64_t>(input.size());
+      request->input = input.data();
+      request->context = output.data();
+      request->allocate = [](void* context, int32_t, const int64_t*) { return context; };
+      if (rank == 1) {
+        request->allocate = [](void* context, int32_t, const int64_t*) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+          return context;
+        };
+      }
+      REQUIRE(engine.run(request, kPatience) == HVD_OK);
+      CHECK(std::count(output.begin(), output.end(), 5) == megabytes << 20);
+    });
+  }
+}

@@ -1,34 +1,238 @@
-// A connection between hosts at its edges; what it does for collectives is in hosts_test.cc, what it makes of noise in
-// tests/fuzz/link.cc.
+// One connection between two hosts: lanes, windows, endings, damage. What it does for collectives is in hosts_test.cc,
+// what it makes of noise in tests/fuzz/link.cc.
 #include "transport/link.h"
 
 #include <doctest/doctest.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <poll.h>
+
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "rank_group.h"
 
 using namespace hvd;
+using namespace hvd::testing;
 
 namespace {
 
-// Two links that are connected with each other.
+std::vector<std::byte> some_bytes(size_t n, unsigned seed) {
+  std::vector<std::byte> bytes(n);
+  for (size_t i = 0; i < n; ++i) bytes[i] = static_cast<std::byte>((i * 2654435761u + seed) >> 7);
+  return bytes;
+}
+
+// Two links that are each other's ends; b's rank is what a's link is with, and the other way round.
 struct Pair {
   Pair() {
-    int fds[2];
-    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-    a = std::make_unique<Link>(0, fds[0], counters, dirty);
-    b = std::make_unique<Link>(1, fds[1], counters, dirty);
-    close(fds[0]);
-    close(fds[1]);
+    const auto [one, other] = tcp_pair();
+    a = std::make_unique<Link>(1, one, counters, shared);
+    b = std::make_unique<Link>(0, other, counters, shared);
+    close(one);
+    close(other);
+  }
+  void move() const {
+    for (Link* const link : {a.get(), b.get()}) {
+      link->write();
+      link->read();
+    }
   }
   Counters counters;
-  std::vector<Link*> dirty;
+  Link::Shared shared;
   std::unique_ptr<Link> a, b;
+};
+
+// A link whose other end we hold as a plain socket.
+struct Raw {
+  Raw() {
+    const auto [one, other] = tcp_pair();
+    link = std::make_unique<Link>(1, one, counters, shared);
+    close(one);
+    peer = other;
+  }
+  ~Raw() {
+    if (peer >= 0) close(peer);
+  }
+  Raw(const Raw&) = delete;
+  Raw& operator=(const Raw&) = delete;
+
+  void send(const void* data, size_t bytes) const {
+    REQUIRE(::send(peer, data, bytes, 0) == static_cast<ssize_t>(bytes));
+  }
+  void send(const FrameHeader& header) const { send(&header, sizeof header); }
+  // Reads until so many bytes of a lane are there or the link has ended.
+  void read_until(int lane, uint64_t position) const {
+    while (link->received(lane).load() < position && link->end() == Link::End::kNone) {
+      pollfd event{link->fd(), POLLIN, 0};
+      REQUIRE(::poll(&event, 1, 10'000) == 1);
+      link->read();
+    }
+  }
+  Counters counters;
+  Link::Shared shared;
+  std::unique_ptr<Link> link;
+  int peer = -1;
 };
 
 }  // namespace
 
+TEST_CASE("lanes carry their bytes in order, in pieces of any size, whoever is early") {
+  constexpr int kLanes = 3;
+  constexpr size_t kBytes = 12 << 20;
+  const Pair pair;
+  std::mt19937_64 random(1);
+  std::vector<std::vector<std::byte>> from, to(2 * kLanes, std::vector<std::byte>(kBytes));
+  for (unsigned i = 0; i < 2 * kLanes; ++i) from.push_back(some_bytes(kBytes, i));
+  std::vector<size_t> sent(2 * kLanes), asked(2 * kLanes);
+  const auto piece = [&random](size_t done) {
+    const size_t most = random() % 3 == 0 ? 3'000'000 : random() % 3 == 0 ? 50'000 : 100;
+    return std::min<size_t>(random() % most, kBytes - done);
+  };
+  const auto end_of = [&](size_t i) -> Link& { return i % 2 == 0 ? *pair.a : *pair.b; };
+  const auto there = [&](size_t i) { return end_of(i + 1).received(static_cast<int>(i / 2)).load() == kBytes; };
+  const auto all_there = [&] {
+    bool all = true;
+    for (size_t i = 0; i < 2 * kLanes; ++i) all &= there(i);
+    return all;
+  };
+  for (int rounds = 0; !all_there(); ++rounds) {
+    REQUIRE(rounds < 1'000'000);
+    const size_t i = random() % (2 * kLanes);
+    const auto lane = static_cast<int>(i / 2);
+    if (random() % 2 == 0) {
+      const size_t n = piece(sent[i]);
+      CHECK(end_of(i).send(lane, from[i].data() + sent[i], n) == sent[i] + n);
+      sent[i] += n;
+    } else {
+      const size_t n = piece(asked[i]);
+      CHECK(end_of(i + 1).receive(lane, to[i].data() + asked[i], n) == asked[i] + n);
+      asked[i] += n;
+    }
+    if (random() % 4 == 0) pair.move();
+  }
+  CHECK(from == to);
+}
+
+TEST_CASE("a lane that nobody looks at holds up no other one, and costs no more than its window") {
+  constexpr size_t kBytes = 8 << 20;
+  const Pair pair;
+  const std::vector<std::byte> ignored = some_bytes(kBytes, 1), wanted = some_bytes(kBytes, 2);
+  std::vector<std::byte> into(kBytes), late(kBytes);
+  pair.a->send(0, ignored.data(), kBytes);
+  for (int i = 0; i < 1000; ++i) pair.move();
+  CHECK(pair.a->sent(0).load() == Link::kWindow);
+  pair.a->send(1, wanted.data(), kBytes);
+  const uint64_t end = pair.b->receive(1, into.data(), kBytes);
+  for (int i = 0; i < 1'000'000 && pair.b->received(1).load() < end; ++i) pair.move();
+  CHECK(into == wanted);
+  CHECK(pair.a->sent(0).load() == Link::kWindow);
+  pair.b->receive(0, late.data(), kBytes);
+  for (int i = 0; i < 1'000'000 && pair.b->received(0).load() < kBytes; ++i) pair.move();
+  CHECK(late == ignored);
+}
+
+TEST_CASE("what a peer sent before it closed still counts, also if writing to it fails first") {
+  const Raw raw;
+  std::vector<std::byte> into(1000);
+  raw.link->receive(0, into.data(), 1000);
+  const std::vector<std::byte> more = some_bytes(1 << 20, 2);
+  raw.link->send(0, more.data(), more.size());
+  raw.link->write();  // it is never read, so that closing resets the connection
+  const std::vector<std::byte> last = some_bytes(1000, 1);
+  raw.send({FrameHeader::kData, 0, 1000, 0});
+  raw.send(last.data(), 1000);
+  raw.send({FrameHeader::kBye, 0, kBroken, 7});
+  close(raw.peer);
+  const_cast<Raw&>(raw).peer = -1;
+  for (int i = 0; i < 3; ++i) {
+    raw.link->send(1, more.data(), more.size());
+    raw.link->write();
+  }
+  raw.read_until(0, 1001);
+  CHECK(into == last);
+  CHECK(raw.link->end() == Link::End::kBye);
+  CHECK(raw.link->bye_state() == kBroken);
+  CHECK(raw.link->bye_cause() == 7);
+}
+
+TEST_CASE("an abandoned link touches no memory, and still says and hears the last word") {
+  const Pair pair;
+  std::vector<std::byte> data = some_bytes(1 << 20, 1), into(1 << 20), before = into;
+  pair.b->receive(0, into.data(), into.size());
+  pair.b->abandon();
+  pair.a->send(0, data.data(), 100'000);
+  pair.a->write();
+  pair.a->send(0, data.data(), 100'000);
+  pair.a->write();
+  pair.a->say_bye(kDeparted, -1);
+  pair.b->say_bye(kBroken, 3);
+  for (int i = 0; i < 1'000'000 && !(pair.a->closed() && pair.b->closed()); ++i) pair.move();
+  CHECK(into == before);
+  CHECK(pair.b->end() == Link::End::kBye);
+  CHECK(pair.b->bye_state() == kDeparted);
+  CHECK(pair.a->end() == Link::End::kBye);
+  CHECK(pair.a->bye_cause() == 3);
+}
+
+TEST_CASE("an end in the middle of a frame is no last word") {
+  const Raw raw;
+  std::vector<std::byte> into(1000);
+  raw.link->receive(0, into.data(), 1000);
+  raw.send({FrameHeader::kData, 0, 1000, 0});
+  raw.send(into.data(), 10);
+  shutdown(raw.peer, SHUT_WR);
+  raw.read_until(0, 1000);
+  CHECK(raw.link->received(0).load() == 10);
+  CHECK(raw.link->end() == Link::End::kLost);
+  CHECK(raw.link->lost_because() == "the connection was closed");
+}
+
+TEST_CASE("frames that make no sense are refused") {
+  const FrameHeader bad[] = {
+      {0, 0, 1, 0},                                             // no such kind
+      {99, 0, 1, 0},                                            //
+      {FrameHeader::kData, 256, 1, 0},                          // no such lane
+      {FrameHeader::kData, 0xffffffff, 1, 0},                   //
+      {FrameHeader::kData, 0, 0, 0},                            // no bytes
+      {FrameHeader::kData, 0, FrameHeader::kMostBytes + 1, 0},  // too many
+      {FrameHeader::kData, 0, ~uint64_t{0}, 0},                 //
+      {FrameHeader::kData, 0, 10, 1},                           // a gap
+      {FrameHeader::kCredit, 0, 0, 1},                          // for what was never sent
+      {FrameHeader::kCredit, 0, 0, ~uint64_t{0}},               //
+      {FrameHeader::kBye, 0, kAlive, 0},                        // alive, and yet the last word
+  };
+  for (const FrameHeader& header : bad) {
+    const Raw raw;
+    raw.send(header);
+    pollfd event{raw.link->fd(), POLLIN, 0};
+    REQUIRE(::poll(&event, 1, 10'000) == 1);
+    CHECK_THROWS_AS(raw.link->read(), BadFrame);
+  }
+}
+
+TEST_CASE("more bytes than the window are refused, before they fill the memory") {
+  const Raw raw;
+  const std::vector<std::byte> payload(FrameHeader::kMostBytes);
+  bool refused = false;
+  for (uint64_t at = 0; at < 2 * Link::kWindow && !refused; at += payload.size()) {
+    raw.send({FrameHeader::kData, 0, payload.size(), at});
+    // The socket may be full, so it is read in between.
+    for (size_t done = 0; done < payload.size() && !refused;) {
+      const ssize_t n = ::send(raw.peer, payload.data() + done, payload.size() - done, MSG_DONTWAIT);
+      if (n > 0) done += static_cast<size_t>(n);
+      try {
+        raw.link->read();
+      } catch (const BadFrame& error) {
+        refused = std::strstr(error.what(), "more bytes than were granted") != nullptr;
+      }
+    }
+  }
+  CHECK(refused);
+}
+
 TEST_CASE("a link that was abandoned reads on to the last word of its peer") {
-  Pair pair;
+  const Pair pair;
   const std::vector<std::byte> data(2 * FrameHeader::kMostBytes);
   pair.b->send(3, data.data(), data.size());
   pair.a->abandon();

@@ -36,6 +36,26 @@ inline HostOf hosts_with(const std::vector<int>& counts) {
   return host_of;
 }
 
+// A pair of connected TCP sockets.
+inline std::pair<int, int> tcp_pair() {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  const int one_end = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (bind(listener, generic, length) != 0 || listen(listener, 1) != 0 ||
+      getsockname(listener, generic, &length) != 0 || connect(one_end, generic, length) != 0) {
+    throw SystemError("can't connect two sockets");
+  }
+  const int other_end = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  close(listener);
+  const int on = 1;
+  for (const int fd : {one_end, other_end}) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  return {one_end, other_end};
+}
+
 // What the ranks of a group share. Each rank then makes its engine.
 class RankGroup {
  public:
@@ -139,26 +159,6 @@ class RankGroup {
     std::shared_ptr<Segment> segment;
     std::vector<int> doorbells, alive_fds;
   };
-
-  // A pair of connected TCP sockets.
-  static std::pair<int, int> tcp_pair() {
-    const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof address;
-    auto* const generic = reinterpret_cast<sockaddr*>(&address);
-    const int one_end = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (bind(listener, generic, length) != 0 || listen(listener, 1) != 0 ||
-        getsockname(listener, generic, &length) != 0 || connect(one_end, generic, length) != 0) {
-      throw SystemError("can't connect two sockets");
-    }
-    const int other_end = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-    close(listener);
-    const int on = 1;
-    for (const int fd : {one_end, other_end}) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    return {one_end, other_end};
-  }
 
   void connect_all() {
     const auto n = static_cast<size_t>(size_);

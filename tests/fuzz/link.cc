@@ -275,8 +275,8 @@ void settle(Link& link, Peer& peer) {
 
 void use(FuzzedDataProvider& input, int fd, int peer_fd) {
   Counters counters;
-  std::vector<Link*> dirty;
-  Link link(1, fd, counters, dirty);
+  Link::Shared shared;
+  Link link(1, fd, counters, shared);
   User user(link);
   Peer peer(peer_fd);
   try {
