@@ -93,6 +93,7 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": (TEXT, None),
     "HOROVOD_GLOO_RENDEZVOUS_PORT": (PORT, None),
     "HOROVOD_GLOO_IFACE": (TEXT, None),
+    "HOROVOD_HOST_ADDRESS": (TEXT, None),
     "HOROVOD_RENDEZVOUS_SERVER": (_one_of(RENDEZVOUS_SERVERS), RENDEZVOUS_SERVERS.index("rank0")),
     "HOROVOD_INSECURE": (SWITCH, False),
     # What can be tuned.
@@ -146,6 +147,7 @@ class Network:
     address: str  # empty: not set
     port: int  # 0: not set
     interface: str | None  # to use for the connections between ranks
+    own_address: str | None  # to use for them, if it is known
     launcher_serves: bool  # the server runs there already; otherwise rank 0 runs it
     insecure: bool  # to go without a key
 
@@ -227,6 +229,7 @@ def read_network(environ: Mapping[str, str] | None = None) -> Network:
         address=read("HOROVOD_GLOO_RENDEZVOUS_ADDR", environ) or "",
         port=read("HOROVOD_GLOO_RENDEZVOUS_PORT", environ) or 0,
         interface=read("HOROVOD_GLOO_IFACE", environ),
+        own_address=read("HOROVOD_HOST_ADDRESS", environ),
         launcher_serves=read("HOROVOD_RENDEZVOUS_SERVER", environ) == RENDEZVOUS_SERVERS.index("launcher"),
         insecure=read("HOROVOD_INSECURE", environ),
     )

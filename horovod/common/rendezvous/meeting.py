@@ -99,7 +99,10 @@ def meet(
         if identity.local_size < identity.size:
             _check_network(identity, network)
             server = _resolve(network)
-            listener = addresses.bind_for_peers(server, network.interface)
+            if network.own_address:
+                listener = addresses.bind_to(network.own_address)
+            else:
+                listener = addresses.bind_for_peers(server, network.interface)
         rank = resources.enter_context(
             contextlib.closing(Rank.make(identity, tunables, process_sets, last_generation, listener))
         )
