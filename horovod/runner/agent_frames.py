@@ -160,7 +160,7 @@ class FrameParser:
 
     def __init__(self, after_mark: bool) -> None:
         """`after_mark`: frames begin behind MARK."""
-        self.noise = b""  # What came before it; its end, if it is long.
+        self._noise = b""  # What came before it; its end, if it is long.
         self._awaits_mark = after_mark
         self._data = bytearray()
 
@@ -196,8 +196,12 @@ class FrameParser:
         finally:
             del self._data[:at]
 
+    def noise(self) -> bytes:
+        """What came before the frames; the end of it, if it is long."""
+        return self._noise + (bytes(self._data) if self._awaits_mark else b"")
+
     def _hear_noise(self, data: bytes) -> None:
-        self.noise = (self.noise + data)[-MAX_NOISE:]
+        self._noise = (self._noise + data)[-MAX_NOISE:]
 
 
 class FramePipe:
@@ -233,7 +237,7 @@ class FramePipe:
 
     def noise(self) -> str:
         """What came before the frames."""
-        return self._parser.noise.decode("utf-8", "replace").strip()
+        return self._parser.noise().decode("utf-8", "replace").strip()
 
     def say(self, kind: Kind, body: bytes = b"") -> None:
         """Sends a frame when there is room. An other side that is gone is noticed by reading."""

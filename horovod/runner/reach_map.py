@@ -30,18 +30,19 @@ class ReachMap:
         """The first address of each host at which all others reach it.
 
         Returns:
-            Addresses by host, without those hosts that have none; None if that is not known yet.
+            Addresses by host, without those hosts that have none; None if that is not known yet, or not all about
+            those that have none.
         """
+        others = len(self._hosts) - 1
         chosen: dict[str, Endpoint] = {}
         for host in self._hosts:
-            for endpoint in self._endpoints[host]:
-                found = self._found[host, endpoint.address]
-                if any(found.values()):
-                    continue
-                if len(found) < len(self._hosts) - 1:
-                    return None
-                chosen[host] = endpoint
-                break
+            found = [(endpoint, self._found[host, endpoint.address]) for endpoint in self._endpoints[host]]
+            # The first that nobody has failed to reach so far.
+            best = next(((endpoint, tried) for endpoint, tried in found if not any(tried.values())), None)
+            if best is not None and len(best[1]) == others:
+                chosen[host] = best[0]
+            elif best is not None or any(len(tried) < others for _, tried in found):
+                return None
         return chosen
 
     def report(self) -> str:

@@ -16,7 +16,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -145,11 +146,50 @@ class Machine:
         """Whether somebody listens for ssh there."""
         return bool(self.processes("[listener]"))
 
-    def stop_sshd(self) -> None:
-        """Has nobody listen for ssh there."""
-        (self._folder / f"{self.name}.no-sshd").touch()
-        self.run("for p in /proc/[0-9]*; do if grep -q '^sshd:.*listener' $p/cmdline; then kill ${p#/proc/}; fi; done")
+    @contextlib.contextmanager
+    def without_sshd(self) -> Iterator[None]:
+        """Has nobody listen for ssh there for the time of a block."""
+        stop = self._folder / f"{self.name}.no-sshd"
+        stop.touch()
+        self._end_sshd()
         wait_until(lambda: not self.is_sshd_there(), "sshd has ended")
+        yield
+        stop.unlink()
+        wait_until(self.is_sshd_there, "sshd is there again")
+
+    @contextlib.contextmanager
+    def with_sshd_options(self, *options: str) -> Iterator[None]:
+        """Has its sshd run with other options for the time of a block."""
+        path = self._folder / f"{self.name}.sshd"
+        before = path.read_text()
+        path.write_text("\n".join(options) + before)
+        with self.without_sshd():
+            pass
+        yield
+        path.write_text(before)
+        with self.without_sshd():
+            pass
+
+    @contextlib.contextmanager
+    def mounted(self, source: str, at: str) -> Iterator[None]:
+        """Has a file or folder in place of another, on this machine only; "tmpfs": an empty folder."""
+        self.run(f"mount -t tmpfs none {at}" if source == "tmpfs" else f"mount --bind {source} {at}")
+        yield
+        self.run(f"umount {at}")
+
+    @contextlib.contextmanager
+    def filtered(self, *rules: str) -> Iterator[None]:
+        """Has rules of nftables for what comes in at eth0, for the time of a block."""
+        if not _which("nft"):
+            pytest.skip("not installed: the Debian package nftables")
+        self.run("nft add table inet t && nft add chain inet t c '{ type filter hook input priority 0; }'")
+        for rule in rules:
+            self.run(f"nft add rule inet t c iif eth0 {rule}")
+        yield
+        self.run("nft delete table inet t")
+
+    def _end_sshd(self) -> None:
+        self.run("for p in /proc/[0-9]*; do if grep -q '^sshd:.*listener' $p/cmdline; then kill ${p#/proc/}; fi; done")
 
 
 class MachineLauncher(Launcher):
@@ -170,8 +210,10 @@ class MachineLauncher(Launcher):
 class Machines:
     """Some machines and the switch between them."""
 
-    def __init__(self, count: int, folder: Path) -> None:
+    def __init__(self, count: int, folder: Path, delays: Mapping[str, float]) -> None:
         self.folder = folder
+        self._delays = delays
+        self._cables: list[subprocess.Popen[bytes]] = []
         self._switch = subprocess.Popen(
             ["unshare", "--net", "--kill-child", "--fork", "sleep", "infinity"], preexec_fn=_die_with_parent
         )
@@ -196,8 +238,11 @@ class Machines:
         """Ends all of them."""
         for machine in self.all:
             machine.power_off()
-        self._switch.kill()
-        self._switch.wait()
+        for process in (self._switch, *self._cables):
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
     def launch(self, *arguments: str, on: str = "h1", **environment: str) -> MachineLauncher:
         """Starts horovodrun on a machine."""
@@ -231,8 +276,11 @@ class Machines:
     def _connect(self) -> None:
         _ip(["link add br0 type bridge", "link set br0 up"], self._switch_pid)
         for machine in self.all:
-            mine = f"name {machine.name} netns {self._switch_pid}"
-            _ip([f"link add {mine} type veth peer name eth0 netns {machine.pid}"])
+            if machine.name in self._delays:
+                self._connect_slowly(machine, self._delays[machine.name])
+            else:
+                mine = f"name {machine.name} netns {self._switch_pid}"
+                _ip([f"link add {mine} type veth peer name eth0 netns {machine.pid}"])
             _ip([f"link set {machine.name} master br0 up"], self._switch_pid)
             _ip(
                 [
@@ -242,6 +290,13 @@ class Machines:
                 ],
                 machine.pid,
             )
+
+    def _connect_slowly(self, machine: Machine, delay: float) -> None:
+        program = Path(__file__).with_name("slow_cable.py")
+        arguments = [str(self._switch_pid), str(machine.pid), machine.name, str(delay)]
+        cable = subprocess.Popen([sys.executable, program, *arguments], stdout=subprocess.PIPE)
+        self._cables.append(cable)
+        assert cable.stdout is not None and cable.stdout.readline() == b"ready\n"
 
     def _write_files(self, count: int) -> None:
         for name in ("ssh", "empty"):
@@ -262,12 +317,18 @@ class Machines:
 
 
 @contextlib.contextmanager
-def machines(count: int, folder: Path) -> Iterator[Machines]:
-    """Some machines for the time of a block; skips the test where there can be none."""
+def machines(count: int, folder: Path, delays: Mapping[str, float] | None = None) -> Iterator[Machines]:
+    """Some machines for the time of a block; skips the test where there can be none.
+
+    Args:
+        count: How many.
+        folder: For their files.
+        delays: The seconds that a frame takes on its way to or from a machine, by name.
+    """
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    made = Machines(count, folder)
+    made = Machines(count, folder, delays or {})
     try:
         yield made
     finally:

@@ -86,15 +86,10 @@ def test_hosts_may_be_reached_by_ipv6(cluster: Machines, hosts: str) -> None:
 
 def test_the_machine_that_starts_a_job_need_not_be_reached_by_the_others(cluster: Machines) -> None:
     """As a laptop behind a firewall: only ssh leads from it to them."""
-    h4 = cluster["h4"]
-    h4.run("nft add table inet t; nft add chain inet t c '{ type filter hook input priority 0; }'")
-    try:
-        h4.run("nft add rule inet t c ct state new iif eth0 drop")
+    with cluster["h4"].filtered("ct state new drop"):
         code, out, err = cluster.horovodrun("-np", "2", "-H", "h1,h2", *ADD, on="h4")
-        assert code == 0, err
-        assert lines(out) == ["0 h1 10.77.0.1 1.0", "1 h2 10.77.0.2 1.0"]
-    finally:
-        h4.run("nft delete table inet t")
+    assert code == 0, err
+    assert lines(out) == ["0 h1 10.77.0.1 1.0", "1 h2 10.77.0.2 1.0"]
 
 
 def test_interfaces_may_be_chosen(cluster: Machines) -> None:
@@ -231,15 +226,11 @@ def test_an_agent_that_is_killed_takes_its_workers_along_and_ends_the_job(cluste
 def test_a_command_or_a_directory_that_a_machine_does_not_have(cluster: Machines, tmp_path: Path) -> None:
     only_here = tmp_path / "here"
     only_here.mkdir()
-    h2 = cluster["h2"]
-    h2.run(f"mount -t tmpfs none {tmp_path}")
-    try:
+    with cluster["h2"].mounted("tmpfs", str(tmp_path)):
         with MachineLauncher(cluster["h1"], only_here, ["-np", "2", "-H", "h1,h2", *PLACE], {}) as launcher:
             code, _, err = launcher.finish()
-        assert code == 2
-        assert f"host h2: the directory that horovodrun was started in, {only_here}, can't be used there" in err
-    finally:
-        h2.run(f"umount {tmp_path}")
+    assert code == 2
+    assert f"host h2: the directory that horovodrun was started in, {only_here}, can't be used there" in err
     code, _, err = cluster.horovodrun("-np", "1", "-H", "h2", "no-such-program")
     assert code == 2
     assert "can't start rank 0 on host h2: no-such-program: No such file or directory" in err
