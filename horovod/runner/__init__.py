@@ -25,4 +25,11 @@
     forwarding.py    lines of workers -> prefixed lines of the launcher
     sink.py          writing to a launcher stream that may be slow or gone
     check_build.py   --check-build and --version
+    run_function.py  horovod.run
+    run_job.py       its launcher
+    run_task.py      its workers
 """
+
+from horovod.runner.run_function import run
+
+__all__ = ["run"]

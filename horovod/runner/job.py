@@ -26,6 +26,8 @@ from horovod.common.rendezvous.loop import READ, Loop
 from horovod.runner.crew import Crew, CrewEvents, Stream
 from horovod.runner.forwarding import WorkerStream, open_screens
 from horovod.runner.hosts import Slot
+from horovod.runner.run_job import PIECE
+from horovod.runner.sink import Sink
 from horovod.runner.supervisor import ENDING_SIGNALS, heeded_signals, signal_name
 
 GRACE_SECONDS = 5.0
@@ -38,7 +40,7 @@ class JobPlan:
     command: Sequence[str]
     slots: Sequence[Slot]
     copies: Sequence[tuple[BinaryIO, BinaryIO]] = ()  # By rank, or none: files for stdout and stderr.
-    results: Callable[[int, bytes], object] | None = None  # Takes what comes from the RESULT stream of a rank.
+    results_fd: int | None = None  # Where what ranks return goes (run_job.py); who reads it is who wants the job.
     timestamps: bool = False
     verbose: bool = False
     grace_seconds: float = GRACE_SECONDS
@@ -90,6 +92,10 @@ class Job:
         wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._screens = dict(zip((Stream.STDOUT, Stream.STDERR), open_screens(wake_fd, plan.timestamps), strict=True))
         self._loop.watch(wake_fd, READ, lambda _events: os.eventfd_read(wake_fd))
+        self._results: Sink | None = None
+        if plan.results_fd is not None:
+            self._results = Sink(plan.results_fd, lambda: os.eventfd_write(wake_fd, 1))
+            self._loop.watch(plan.results_fd, READ, lambda _events: self._on_reader_gone())
         self._launcher_pidfd = launcher_pidfd
         self._loop.watch(launcher_pidfd, READ, lambda _events: self._on_launcher_gone())
         self._watch_signals(worker_mask)
@@ -127,8 +133,8 @@ class Job:
         """A worker wrote something."""
         if stream is not Stream.RESULT:
             self._stream(rank, stream).feed(data)
-        elif self._plan.results is not None:
-            self._plan.results(rank, data)
+        elif self._results is not None:
+            self._results.write(PIECE.pack(rank, len(data)) + data)
 
     def on_closed(self, rank: int, stream: Stream) -> None:
         """Nothing more comes from a stream."""
@@ -196,6 +202,11 @@ class Job:
             self._exit_code = 128 + signal.SIGKILL
             self._end(signal.SIGTERM)
 
+    def _on_reader_gone(self) -> None:
+        assert self._plan.results_fd is not None
+        self._loop.forget(self._plan.results_fd)
+        self.on_trouble("the program that wanted the results has ended", 1)
+
     def _end(self, signum: int) -> None:
         self._ending = True
         self._crew.end(signum)
@@ -231,7 +242,9 @@ class Job:
         already_interrupted = self._interrupted
         self._interrupted = False
         deadline = time.monotonic() + 1.0 if already_interrupted or self._launcher_gone else None
-        while not all([screen.sink.is_empty() for screen in set(self._screens.values())]):
+        sinks = [screen.sink for screen in set(self._screens.values())]
+        sinks += [] if self._results is None else [self._results]
+        while not all([sink.is_empty() for sink in sinks]):
             self._loop.step(deadline)
             if self._interrupted or self._launcher_gone or (deadline is not None and time.monotonic() >= deadline):
                 return

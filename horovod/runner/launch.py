@@ -118,7 +118,7 @@ def _check_local(args: argparse.Namespace, is_alone: bool, takes_part: bool) -> 
             raise UsageError(f"-i: can't read {args.ssh_identity_file}")
 
 
-def _local_crew(plan: JobPlan, exported: Mapping[str, str]) -> MakeCrew:
+def _local_crew(plan: JobPlan, exported: Mapping[str, str], payload: bytes | None) -> MakeCrew:
     """Workers on this machine, whose names may count as several hosts."""
     from horovod.runner.crew import Task, Work
     from horovod.runner.environment import Credentials, shared_variables, worker_environments
@@ -131,13 +131,17 @@ def _local_crew(plan: JobPlan, exported: Mapping[str, str]) -> MakeCrew:
         variables = serve_on_loopback(loop, credentials, [slot.hostname for slot in plan.slots], events.on_word)
         environments = worker_environments(plan.slots, shared_variables(exported, credentials, variables))
         tasks = [Task(rank, environment) for rank, environment in enumerate(environments)]
-        return LocalCrew(loop, events, Work(plan.command, tasks, plan.grace_seconds))
+        return LocalCrew(loop, events, Work(plan.command, tasks, plan.grace_seconds, payload))
 
     return make_crew
 
 
 def _cluster_crew(
-    args: argparse.Namespace, plan: JobPlan, exported: Mapping[str, str], remote: Sequence[str]
+    args: argparse.Namespace,
+    plan: JobPlan,
+    exported: Mapping[str, str],
+    remote: Sequence[str],
+    payload: bytes | None,
 ) -> MakeCrew:
     """Workers on other machines, and maybe on this one too."""
     from horovod.common.environment import read
@@ -161,6 +165,7 @@ def _cluster_crew(
             start_seconds=start_seconds,
             silence_seconds=silence_seconds,
             grace_seconds=plan.grace_seconds,
+            payload=payload,
             tell=events.on_word if plan.verbose else lambda _text: None,
         )
         return ClusterCrew(loop, events, cluster)
@@ -168,8 +173,13 @@ def _cluster_crew(
     return make_crew
 
 
-def run_job(args: argparse.Namespace) -> int:
+def run_job(args: argparse.Namespace, payload: bytes | None = None, results_fd: int | None = None) -> int:
     """Run the job that the arguments describe.
+
+    Args:
+        args: From `parse_args`.
+        payload: What every worker is to find on standard input.
+        results_fd: Where what workers return is to go.
 
     Returns:
         The launcher's exit code.
@@ -203,8 +213,12 @@ def run_job(args: argparse.Namespace) -> int:
         timestamps=args.prefix_output_with_timestamp,
         verbose=args.verbose,
         grace_seconds=_grace_seconds(job.GRACE_SECONDS),
+        results_fd=results_fd,
     )
-    make_crew = _cluster_crew(args, plan, exported, remote) if remote else _local_crew(plan, exported)
+    if remote:
+        make_crew = _cluster_crew(args, plan, exported, remote, payload)
+    else:
+        make_crew = _local_crew(plan, exported, payload)
     return run_supervised(lambda pidfd, mask: job.Job(plan, make_crew, pidfd, mask).run())
 
 
