@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from horovod.common.schedulers import names_come_late
+
 _log = logging.getLogger("horovod")
 
 ALLREDUCES = ("hierarchical", "ring")
@@ -150,6 +152,7 @@ class Network:
     own_address: str | None  # to use for them, if it is known
     launcher_serves: bool  # the server runs there already; otherwise rank 0 runs it
     insecure: bool  # to go without a key
+    names_come_late: bool = False  # the name of the address may not be known yet
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,7 @@ def read_network(environ: Mapping[str, str] | None = None) -> Network:
         own_address=read("HOROVOD_HOST_ADDRESS", environ),
         launcher_serves=read("HOROVOD_RENDEZVOUS_SERVER", environ) == RENDEZVOUS_SERVERS.index("launcher"),
         insecure=read("HOROVOD_INSECURE", environ),
+        names_come_late=names_come_late(os.environ if environ is None else environ),
     )
 
 

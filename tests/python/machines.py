@@ -127,9 +127,10 @@ class Machine:
 
     def command(self, command: Sequence[str], folder: Path | None = None) -> list[str]:
         """A command that runs a command there."""
-        namespaces = ["--net", "--uts", "--ipc", "--mount", "--pid"]
+        # The shell is between: nsenter itself would stop together with its child, and only both could go on.
+        namespaces = ["--net", "--uts", "--ipc", "--mount", "--pid", "--no-fork"]
         enter = ["nsenter", "-t", str(self.pid), *namespaces, "--"]
-        return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(folder or self._folder), *command]
+        return [*enter, "sh", "-c", 'cd "$0" && "$@"; exit $?', str(folder or self._folder), *command]
 
     def run(self, command: str) -> str:
         """Runs a shell command there and returns what it writes."""
@@ -200,7 +201,7 @@ class MachineLauncher(Launcher):
 
     @property
     def pid(self) -> int:
-        return _only_child(self.process.pid)  # nsenter's
+        return _only_child(self.process.pid)  # The shell's.
 
     def signal(self, signum: int) -> None:
         """Sends a signal to horovodrun itself."""

@@ -38,6 +38,7 @@ What keeps it safe
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -56,6 +57,9 @@ from horovod.common.rendezvous.table import Table
 from horovod.common.rendezvous.wiring import Wiring
 
 _log = logging.getLogger("horovod")
+
+# How often to ask for a name that is not known yet.
+_NAME_SECONDS = 0.5
 
 
 @dataclass
@@ -98,7 +102,7 @@ def meet(
         listener = None
         if identity.local_size < identity.size:
             _check_network(identity, network)
-            server = _resolve(network)
+            server = _resolve(network, tunables.start_timeout)
             if network.own_address:
                 listener = addresses.bind_to(network.own_address)
             else:
@@ -162,13 +166,19 @@ def _check_network(identity: Identity, network: Network) -> None:
         _log.warning("HOROVOD_INSECURE=1: without a key everyone who can reach host %s can take part.", identity.host)
 
 
-def _resolve(network: Network) -> list[Address]:
-    try:
-        return addresses.resolve(network.address, network.port)
-    except OSError as error:
-        raise HorovodInternalError(
-            f"init: HOROVOD_GLOO_RENDEZVOUS_ADDR={network.address!r} is not known here: {error.strerror}."
-        ) from None
+def _resolve(network: Network, timeout: float) -> list[Address]:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return addresses.resolve(network.address, network.port)
+        except OSError as error:
+            if network.names_come_late and time.monotonic() < deadline:
+                time.sleep(_NAME_SECONDS)
+                continue
+            waited = f" even after {timeout:g} s" if network.names_come_late else ""
+            raise HorovodInternalError(
+                f"init: HOROVOD_GLOO_RENDEZVOUS_ADDR={network.address!r} is not known here{waited}: {error.strerror}."
+            ) from None
 
 
 def _own_server(rank: Rank, network: Network) -> RendezvousServer:
