@@ -51,6 +51,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
             args.use_mpi = True
     tunables.check_tunables(args)
     options.check_available(args)
+    if args.num_proc is None and args.hosts is None and args.hostfile is None:
+        args.num_proc = sum(host.slots for host in _allocated_hosts()) or None
     if args.num_proc is None:
         raise UsageError("the number of processes is missing: -np N (see horovodrun --help)")
     if not args.command:
@@ -98,7 +100,19 @@ def _hosts(args: argparse.Namespace) -> list[Host]:
         return parse_hostfile(args.hostfile)
     if args.hosts is not None:
         return parse_hosts(args.hosts)
-    return [Host("localhost", args.num_proc)]
+    return _allocated_hosts() or [Host("localhost", args.num_proc)]
+
+
+def _allocated_hosts() -> list[Host]:
+    """The hosts of the LSF job that horovodrun was called in, if it was."""
+    from horovod.common.schedulers import lsf_hosts
+
+    if not os.environ.get("LSB_JOBID"):
+        return []
+    try:
+        return [Host(name, slots) for name, slots in lsf_hosts(os.environ)]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _check_local(args: argparse.Namespace, is_alone: bool, takes_part: bool) -> None:
@@ -215,10 +229,8 @@ def run_job(args: argparse.Namespace, payload: bytes | None = None, results_fd: 
         grace_seconds=_grace_seconds(job.GRACE_SECONDS),
         results_fd=results_fd,
     )
-    if remote:
-        make_crew = _cluster_crew(args, plan, exported, remote, payload)
-    else:
-        make_crew = _local_crew(plan, exported, payload)
+    on_this_machine = _local_crew(plan, exported, payload)
+    make_crew = _cluster_crew(args, plan, exported, remote, payload) if remote else on_this_machine
     return run_supervised(lambda pidfd, mask: job.Job(plan, make_crew, pidfd, mask).run())
 
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 _ELASTIC = "elastic training is not available in this version"
 
 
-def run(
+def run(  # noqa: PLR0917  (they are those of the existing Horovod)
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,

@@ -87,6 +87,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Under its own name: what is pickled here is read elsewhere.
-    from horovod.runner import run_task
+    from horovod.runner import run_task  # noqa: PLW0406
 
     run_task.main()

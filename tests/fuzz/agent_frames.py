@@ -1,5 +1,7 @@
 """What comes over ssh from an agent, or to one: any bytes are frames, or refused as none."""
 
+import contextlib
+
 import atheris
 import targets
 
@@ -22,15 +24,11 @@ def target(data: bytes) -> None:
 
 def read(body: bytes) -> None:
     """Reads a body."""
-    try:
+    with contextlib.suppress(ProtocolError):
         decode_output(body)
-    except ProtocolError:
-        pass
-    try:
+    with contextlib.suppress(ProtocolError):
         fields = Fields(body)
         fields.texts("a"), fields.text_map("b"), fields.rows("c", str, int), fields.get("d", int)
-    except ProtocolError:
-        pass
 
 
 SEEDS = (

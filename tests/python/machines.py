@@ -106,7 +106,7 @@ class Machine:
             ["unshare", *namespaces, "bash", "-c", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            preexec_fn=_die_with_parent,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509
         )
         self.pid = _only_child(self._holder.pid)
 
@@ -216,7 +216,8 @@ class Machines:
         self._delays = delays
         self._cables: list[subprocess.Popen[bytes]] = []
         self._switch = subprocess.Popen(
-            ["unshare", "--net", "--kill-child", "--fork", "sleep", "infinity"], preexec_fn=_die_with_parent
+            ["unshare", "--net", "--kill-child", "--fork", "sleep", "infinity"],
+            preexec_fn=_die_with_parent,  # noqa: PLW1509
         )
         self._switch_pid = _only_child(self._switch.pid)
         self.all: list[Machine] = []

