@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
+from documents import ROOT, blocks, file_of
 from machines import Machines, machines
 from slurm import Slurm
 
@@ -15,6 +18,7 @@ from horovod.common.environment import read_identity, read_network
 from horovod.common.schedulers import complete, expand_counts, expand_hosts, lsf_hosts
 
 Environment = dict[str, str]
+PAGE = ROOT / "docs/clusters.md"
 
 # What each launcher sets for a rank of four on two hosts, two on each. Only what matters here, as they really set it.
 
@@ -139,6 +143,28 @@ def test_ranks_of_two_hosts_meet_by_what_a_launcher_sets(
         more["HOROVOD_GLOO_RENDEZVOUS_PORT"] = "29400"
     told = start_all(cluster, launcher, ["h1", "h1", "h2", "h2"], **more)
     assert told == [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
+
+
+def test_the_manifest_of_the_page_gives_a_pod_all_it_needs(tmp_path: Path) -> None:
+    text = next(block.text for block in blocks(PAGE) if block.language == "yaml")
+    service, job = yaml.safe_load_all(text)
+    pods, name = job["spec"], job["metadata"]["name"]
+    (container,) = pods["template"]["spec"]["containers"]
+    environ = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert pods["completions"] == pods["parallelism"] == int(environ["HOROVOD_SIZE"])
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"] == {"job-name": name}
+    subdomain = pods["template"]["spec"]["subdomain"]
+    assert (
+        environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == f"{name}-0.{subdomain}" and subdomain == service["metadata"]["name"]
+    )
+    (mount,) = container["volumeMounts"]
+    assert environ["HOROVOD_SECRET_KEY_FILE"].startswith(mount["mountPath"] + "/")
+    (tmp_path / "key").write_text("s3cret")
+    for rank in range(pods["completions"]):
+        pod = {**environ, "JOB_COMPLETION_INDEX": str(rank), "HOROVOD_SECRET_KEY_FILE": str(tmp_path / "key")}
+        identity = read_identity(complete(pod))
+        assert (identity.rank, identity.size, identity.local_size, identity.secret_key) == (rank, 4, 1, b"s3cret")
+        assert read_network(complete(pod)).names_come_late
 
 
 def test_pods_of_an_indexed_job_meet(cluster: Machines) -> None:
@@ -323,9 +349,18 @@ def test_real_slurm_on_four_machines(cluster: Machines, tmp_path: Path) -> None:
     assert ended.returncode != 0
     assert "there is no key by which they know each other: set HOROVOD_SECRET_KEY_FILE" in ended.stderr
 
+    # The script that the page shows.
+    files = {named[0]: named[1] for block in blocks(PAGE) if (named := file_of(block))}
+    (tmp_path / "where.py").write_text(files["where.py"])
+    script = tmp_path / "script.sh"
+    script.write_text(next(block.text for block in blocks(PAGE) if "#SBATCH" in block.text))
+    path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    slurm.run("env", path, "sbatch", "--wait", f"--chdir={tmp_path}", f"--output={tmp_path}/told", str(script))
+    told = (tmp_path / "told").read_text()
+    assert sorted(told.splitlines()) == [f"rank {rank} on h{rank // 2 + 1}: 4 ranks" for rank in range(4)]
+
     alone = ["0 1 0 1 0 1 0.0"]
     assert slurm.run("salloc", "-N2", "-n4", *program).stdout.splitlines() == alone
-    script = tmp_path / "script.sh"
     script.write_text(f"#!/bin/sh\n{sys.executable} -P -c '{REPORT}' >{tmp_path}/told\n")
     slurm.run("sbatch", "-N2", "-n4", "--wait", str(script))
     assert (tmp_path / "told").read_text().splitlines() == alone
