@@ -92,10 +92,9 @@ class Reduction {
   void copy_out(size_t c, uint64_t s, int member) const {
     const Range part = slice(member, bytes(c));
     const std::byte* const from = channel_.payload(member, s, bytes(c)) + part.begin;
-    batch_.for_pieces(lo(c) + part.begin, lo(c) + part.end,
-                      [from](const std::byte*, std::byte* output, size_t offset, size_t n) {
-                        std::memcpy(output, from + offset, n);
-                      });
+    batch_.for_pieces(
+        lo(c) + part.begin, lo(c) + part.end,
+        [from](const std::byte*, std::byte* output, size_t offset, size_t n) { copy_bytes(output, from + offset, n); });
   }
 
   // Folds the chunk that begins lo bytes into this member's slice of the whole tensor.
@@ -186,8 +185,8 @@ Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
 
   const Reduction reduction(channel, batch);
   channel.count_placed(batch.bytes());
-  // Every slice has as many steps as the longest one. A member stays one step ahead: it folds the next part of its slice
-  // before it waits for the others' last one.
+  // Every slice has as many steps as the longest one. A member stays one step ahead: it folds the next part of its
+  // slice before it waits for the others' last one.
   size_t longest = 0;
   for (int m = 0; m < channel.size(); ++m) longest = std::max(longest, reduction.slice(m, batch.bytes()).bytes());
   const size_t steps = (longest + Channel::kChunkBytes - 1) / Channel::kChunkBytes;
@@ -204,7 +203,7 @@ Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
         co_await channel.reduced(m, s);
         // Its owner has folded this part, so nobody needs our own values there any more.
         const Range part = reduction.slice(m, batch.bytes()).part((step - 1) * Channel::kChunkBytes);
-        std::memcpy(mine + part.begin, tensors[static_cast<size_t>(m)] + part.begin, part.bytes());
+        copy_bytes(mine + part.begin, tensors[static_cast<size_t>(m)] + part.begin, part.bytes());
       }
       // Nobody may leave before all are done; who has done so may have changed what we have just copied.
       for (int m = 0; m < channel.size(); ++m) {
