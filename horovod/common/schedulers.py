@@ -25,6 +25,9 @@ _FIRST_PORT, _PORTS = 20000, 12000
 # Numbers from here on are not those of srun: the batch script, the interactive shell, the allocation itself.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
+# More than any cluster has.
+_MAX_NODES = 1_000_000
+
 Variables = dict[str, str]
 
 
@@ -120,7 +123,7 @@ def _srun(environ: Mapping[str, str]) -> Variables | None:
             f"init: srun says SLURM_STEP_TASKS_PER_NODE={told!r}, which does not go with "
             f"SLURM_STEP_NUM_TASKS={size}, SLURM_NODEID={node} and SLURM_LOCALID={local_rank}."
         )
-    nodes = expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))
+    first = first_host(environ.get("SLURM_STEP_NODELIST", ""))
     found = {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(size),
@@ -131,8 +134,8 @@ def _srun(environ: Mapping[str, str]) -> Variables | None:
         "HOROVOD_HOSTNAME": environ.get("SLURMD_NODENAME") or f"node {node}",
         "HOROVOD_JOB_ID": f"slurm {environ.get('SLURM_JOB_ID', '')}.{step}",
     }
-    if nodes:
-        found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = nodes[0]
+    if first:
+        found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = first
     return found
 
 
@@ -204,38 +207,23 @@ def expand_counts(text: str) -> list[int]:
     counts: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", item)
-        if match is None:
+        if match is None or len(counts) + int(match[2] or 1) > _MAX_NODES:
             raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text!r} can't be understood: expected such as 2(x3),1.")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
-def expand_hosts(text: str) -> list[str]:
-    """Slurm's list of hosts, such as "gpu[01-03,7],login": gpu01, gpu02, gpu03, gpu7, login.
+def first_host(text: str) -> str:
+    """The first of Slurm's list of hosts, such as gpu01 of "gpu[01-03,7],login"; none of an empty list.
 
     Raises:
         ValueError: It is something else.
     """
-    items = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
-    if ",".join(items) != text:
+    item = re.match(r"(?:[^,\[\]]|\[\d[\d,-]*\])*", text)
+    assert item is not None
+    if text[item.end() : item.end() + 1] not in ("", ","):
         raise ValueError(f"SLURM_STEP_NODELIST={text!r} can't be understood: expected such as gpu[01-03,7],login.")
-    return [name for item in items for name in _expand_host(item)]
-
-
-def _expand_host(item: str) -> list[str]:
-    before, bracket, rest = item.partition("[")
-    if not bracket:
-        return [item]
-    ranges, _, after = rest.partition("]")
-    names: list[str] = []
-    for part in ranges.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
-        if match is None or int(match[2] or match[1]) - int(match[1]) > 100_000:
-            raise ValueError(f"SLURM_STEP_NODELIST: {item!r} can't be understood: expected such as gpu[01-03,7].")
-        first, last = match[1], match[2] or match[1]
-        numbers = [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1)]
-        names += [f"{before}{number}{name}" for number in numbers for name in _expand_host(after)]
-    return names
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", item[0])
 
 
 def lsf_hosts(environ: Mapping[str, str]) -> list[tuple[str, int]]:

@@ -30,7 +30,7 @@ from horovod.runner.agent_frames import (
     encode_output,
 )
 from horovod.runner.crew import Stream, Task, Work
-from horovod.runner.environment import Credentials
+from horovod.runner.environment import Credentials, inherited
 from horovod.runner.heartbeat import Heartbeat
 from horovod.runner.local_crew import LocalCrew
 from horovod.runner.reachability import Endpoint, ProbeListener, Prober, interface_names, own_addresses, probe_key
@@ -197,7 +197,7 @@ class Agent:
             )
             return
         # Home, user and shell are those of the login here; the launcher does not send its own.
-        shared = {**os.environ, **fields.text_map("environment")}
+        shared = {**inherited(os.environ), **fields.text_map("environment")}
         ranks, own = fields.get("ranks", list), fields.get("own", list)
         tasks = []
         for rank, variables in zip(ranks, own, strict=True):

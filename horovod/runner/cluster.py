@@ -183,18 +183,18 @@ class ClusterCrew:
             pass
         elif kind is Kind.HELLO:
             self._on_hello(agent, fields)
-        elif kind is Kind.LISTENING:
+        elif kind is Kind.LISTENING and self._state is _State.LISTENING:
             rows = fields.rows("endpoints", str, str, int)
             self._endpoints[agent.host] = [Endpoint(*row) for row in rows]
             if not rows:
                 self._note_trouble(agent, "it has no address by which other hosts could reach it.", 1)
             self._answer(agent, _State.LISTENING)
-        elif kind is Kind.SERVING:
+        elif kind is Kind.SERVING and self._state is _State.SERVING and agent is self._agents[0]:
             address = self._chosen[self._agents[0].host].address
             self._variables = rendezvous_variables(address, fields.get("port", int))
             self._start_workers()
         else:
-            raise ProtocolError(f"an agent does not say {kind.name}")
+            raise ProtocolError(f"it said {kind.name} while {self._state.value}")
 
     def on_lost(self, agent: HostAgent, reason: str) -> None:
         """It is gone before it was done."""
@@ -327,7 +327,7 @@ class ClusterCrew:
             agent.say(
                 Kind.START,
                 host=agent.host,
-                directory=os.getcwd(),
+                directory=_working_directory(),
                 command=list(self._plan.command),
                 environment=shared,
                 ranks=list(agent.ranks),
@@ -380,6 +380,15 @@ class ClusterCrew:
         for agent in self._agents:
             agent.hang_up()
         self._given_up = bool(process_tree.kill_descendants())
+
+
+def _working_directory() -> str:
+    """The current directory as the user knows it: behind a symbolic link it may have other names on other hosts."""
+    known = os.environ.get("PWD", "")
+    try:
+        return known if os.path.isabs(known) and os.path.samefile(known, ".") else os.getcwd()
+    except OSError:
+        return os.getcwd()
 
 
 def _minor(version: str) -> list[str]:

@@ -57,15 +57,17 @@ class Credentials:
     secret_key: str = field(default_factory=lambda: os.urandom(32).hex(), repr=False)
 
 
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what belongs to another job."""
+    return {name: value for name, value in environ.items() if name not in _OF_ANOTHER_JOB}
+
+
 def travelling(environ: Mapping[str, str]) -> dict[str, str]:
     """Those variables of the launcher that workers on other machines get too."""
     return {
         name: value
-        for name, value in environ.items()
-        if name not in _STAYING
-        and name not in _OF_ANOTHER_JOB
-        and not name.startswith(_STAYING_PREFIXES)
-        and not name.endswith(_STAYING_SUFFIXES)
+        for name, value in inherited(environ).items()
+        if name not in _STAYING and not name.startswith(_STAYING_PREFIXES) and not name.endswith(_STAYING_SUFFIXES)
     }
 
 
@@ -105,5 +107,4 @@ def place_variables(slot: Slot) -> dict[str, str]:
 
 def worker_environments(slots: Sequence[Slot], shared: Mapping[str, str]) -> list[dict[str, str]]:
     """The environment of each worker on this machine, by rank."""
-    own = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_JOB}
-    return [{**own, **shared, **place_variables(slot)} for slot in slots]
+    return [{**inherited(os.environ), **shared, **place_variables(slot)} for slot in slots]

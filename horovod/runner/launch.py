@@ -173,7 +173,8 @@ def _cluster_crew(
             command=plan.command,
             slots=plan.slots,
             remote=frozenset(remote),
-            ssh=SshOptions(args.ssh_port, args.ssh_identity_file, math.ceil(start_seconds)),
+            # A little less than all of it: what ssh says then tells more than that nothing came.
+            ssh=SshOptions(args.ssh_port, args.ssh_identity_file, max(1, int(0.8 * start_seconds))),
             exported=exported,
             interfaces=args.nics or (),
             start_seconds=start_seconds,

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launching import script
@@ -112,6 +113,30 @@ def test_environment_and_directory_reach_the_workers_but_not_the_login(cluster: 
     assert code == 0, err
     assert out.count(f"{tmp_path} with 'quotes', $HOME") == 2
     assert out.count(f"second line \ufffd {Path.home()} None") == 2
+
+
+def test_a_port_and_a_key_may_be_given(cluster: Machines) -> None:
+    configuration = cluster.folder / "ssh/ssh_config"
+    before = configuration.read_text()
+    configuration.write_text("".join(line + "\n" for line in before.splitlines() if "IdentityFile" not in line))
+    try:
+        with cluster["h2"].with_sshd_options("Port 2222"), cluster["h2"].filtered("tcp dport 22 reject"):
+            options = ["-p", "2222", "-i", str(cluster.folder / "user.key")]
+            code, out, err = cluster.horovodrun("-np", "1", "-H", "h2", *options, "echo", "hello")
+            assert (code, out) == (0, "[0]<stdout>:hello\n"), err
+            code, _, err = cluster.horovodrun("-np", "1", "-H", "h2", *options[:2], "echo", "hello")
+            assert code == 1
+            assert "h2: ssh was not let in" in err
+    finally:
+        configuration.write_text(before)
+
+
+def test_what_belongs_to_another_job_does_not_reach_the_workers(cluster: Machines, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("of another job")
+    other: dict[str, Any] = {"HOROVOD_SECRET_KEY_FILE": str(tmp_path / "key"), "HOROVOD_HOST_ADDRESS": "192.0.2.1"}
+    code, out, err = cluster.horovodrun("-np", "2", "-H", "h1,h2", *ADD, **other)
+    assert code == 0, err
+    assert lines(out) == ["0 h1 10.77.0.1 1.0", "1 h2 10.77.0.2 1.0"]
 
 
 def test_nothing_secret_is_on_a_command_line(cluster: Machines) -> None:

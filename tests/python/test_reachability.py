@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
@@ -51,6 +52,26 @@ def test_silence_ends_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reachability, "PROBE_SECONDS", 0.3)
         found = probe({"silent": [target]})
     assert found["silent", "127.0.0.3"] == "no answer within 0.3 s"
+
+
+def test_strangers_keep_nobody_out_and_learn_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachability, "_MAX_STRANGERS", 5)
+    loop = Loop()
+    listener = ProbeListener(loop, KEY, "here", [("lo", "127.0.0.1")])
+    (endpoint,) = listener.endpoints
+    strangers = [socket.create_connection((endpoint.address, endpoint.port)) for _ in range(20)]
+    strangers[-1].sendall(b"GET / HTTP/1.1\r\n\r\n")  # Shorter than a challenge, so it gets no answer.
+    found: list[str] = []
+    Prober(loop, KEY, {"here": [endpoint]}, lambda _host, _address, trouble: found.append(trouble))
+    assert loop.run_until(lambda: bool(found), time.monotonic() + 20)
+    assert found == [""]
+    listener.close()
+    loop.close()
+    for stranger in strangers:
+        stranger.settimeout(20)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+        stranger.close()
 
 
 def test_loopback_and_link_local_addresses_lead_nowhere() -> None:

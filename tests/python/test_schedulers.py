@@ -15,7 +15,7 @@ from machines import Machines, machines
 from slurm import Slurm
 
 from horovod.common.environment import read_identity, read_network
-from horovod.common.schedulers import complete, expand_counts, expand_hosts, lsf_hosts
+from horovod.common.schedulers import complete, expand_counts, first_host, lsf_hosts
 
 Environment = dict[str, str]
 PAGE = ROOT / "docs/clusters.md"
@@ -272,9 +272,13 @@ def test_what_can_not_be_understood_is_named(environ: Mapping[str, str], words: 
 
 def test_slurm_s_lists() -> None:
     assert expand_counts("2(x3),1") == [2, 2, 2, 1]
-    assert expand_hosts("gpu[01-03,7],login") == ["gpu01", "gpu02", "gpu03", "gpu7", "login"]
-    assert expand_hosts("r[0-1]n[8-9]-ib") == ["r0n8-ib", "r0n9-ib", "r1n8-ib", "r1n9-ib"]
-    assert expand_hosts("") == []
+    assert first_host("gpu[01-03,7],login") == "gpu01"
+    assert first_host("r[0-1]n[8-9]-ib,x[2") == "r0n8-ib"
+    assert first_host("login,gpu[01-03]") == "login"
+    assert first_host("") == ""
+    for text in ("1(x999999),1(x999999)", "", "1,", "-1"):
+        with pytest.raises(ValueError, match="expected such as 2"):
+            expand_counts(text)
 
 
 def test_lsf_s_hosts() -> None:
