@@ -2,8 +2,8 @@
 
 A machine is a set of namespaces (network, host name, mounts, processes) with a shell as its first process, and an
 interface eth0 on a bridge, which is in a network namespace of its own. All of it lives as long as its first process:
-nothing has a name on this machine, and nothing is left behind. The files are those of this machine, but for /etc/hosts,
-/etc/ssh and the home's .ssh.
+nothing has a name on this machine, and nothing is left behind. The files are those of this machine, but for
+/etc/hosts, /etc/resolv.conf (there are no name servers), /etc/ssh and the home's .ssh.
 
     h1: 10.77.0.1, fd77::1    h2: 10.77.0.2, fd77::2    ...
 """
@@ -30,6 +30,7 @@ _FIRST_PROCESS = """
     read -r go
     hostname {name}
     mount --bind {folder}/hosts /etc/hosts
+    mount --bind {folder}/no-name-servers /etc/resolv.conf
     mount -t tmpfs none /run && mkdir /run/sshd
     mount --bind {folder}/ssh /etc/ssh
     if [ -d {home}/.ssh ]; then mount --bind {folder}/empty {home}/.ssh; fi
@@ -303,6 +304,7 @@ class Machines:
     def _write_files(self, count: int) -> None:
         for name in ("ssh", "empty"):
             (self.folder / name).mkdir()
+        (self.folder / "no-name-servers").touch()
         names = [f"h{number}" for number in range(1, count + 1)]
         for name in ("user", *names):
             key = str(self.folder / f"{name}.key")
