@@ -95,6 +95,8 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
     "HOROVOD_GLOO_IFACE": (TEXT, None),
     "HOROVOD_RENDEZVOUS_SERVER": (_one_of(RENDEZVOUS_SERVERS), RENDEZVOUS_SERVERS.index("rank0")),
     "HOROVOD_INSECURE": (SWITCH, False),
+    "HOROVOD_ENCRYPT": (SWITCH, False),
+    "HOROVOD_TLS_LIBRARY": (TEXT, None),
     # What can be tuned.
     "HOROVOD_ALLREDUCE": (_one_of(ALLREDUCES), ALLREDUCES.index("hierarchical")),
     "HOROVOD_FUSION_THRESHOLD": (BYTES, 128 * 1024 * 1024),
@@ -148,6 +150,7 @@ class Network:
     interface: str | None  # to use for the connections between ranks
     launcher_serves: bool  # the server runs there already; otherwise rank 0 runs it
     insecure: bool  # to go without a key
+    encrypt: bool = False  # tensors too
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,7 @@ def read_network(environ: Mapping[str, str] | None = None) -> Network:
         interface=read("HOROVOD_GLOO_IFACE", environ),
         launcher_serves=read("HOROVOD_RENDEZVOUS_SERVER", environ) == RENDEZVOUS_SERVERS.index("launcher"),
         insecure=read("HOROVOD_INSECURE", environ),
+        encrypt=read("HOROVOD_ENCRYPT", environ),
     )
 
 

@@ -60,7 +60,7 @@ class Engine {
     const int* alive_fds = nullptr;
     const int* doorbells = nullptr;
     const int* arena_fds = nullptr;
-    std::vector<int> links, controls;
+    std::vector<Connected> links, controls;
   };
   // Throws Error.
   Engine(World world, const Settings& settings, const Wiring& wiring);
