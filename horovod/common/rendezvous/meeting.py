@@ -38,6 +38,7 @@ What keeps it safe
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -57,6 +58,9 @@ from horovod.common.rendezvous.table import Table
 from horovod.common.rendezvous.wiring import Wiring
 
 _log = logging.getLogger("horovod")
+
+# How often to ask for a name that is not known yet.
+_NAME_SECONDS = 0.5
 
 
 @dataclass
@@ -102,8 +106,11 @@ def meet(
             encryption = find_encryption(network.encrypt)
             _check_network(identity, network)
             _tell_about_encryption(identity, encryption)
-            server = _resolve(network)
-            listener = addresses.bind_for_peers(server, network.interface)
+            server = _resolve(network, tunables.start_timeout)
+            if network.own_address:
+                listener = addresses.bind_to(network.own_address)
+            else:
+                listener = addresses.bind_for_peers(server, network.interface)
         rank = resources.enter_context(
             contextlib.closing(
                 Rank.make(identity, tunables, process_sets, last_generation, listener=listener, encryption=encryption)
@@ -179,13 +186,19 @@ def _tell_about_encryption(identity: Identity, encryption: Encryption) -> None:
         )
 
 
-def _resolve(network: Network) -> list[Address]:
-    try:
-        return addresses.resolve(network.address, network.port)
-    except OSError as error:
-        raise HorovodInternalError(
-            f"init: HOROVOD_GLOO_RENDEZVOUS_ADDR={network.address!r} is not known here: {error.strerror}."
-        ) from None
+def _resolve(network: Network, timeout: float) -> list[Address]:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return addresses.resolve(network.address, network.port)
+        except OSError as error:
+            if network.names_come_late and time.monotonic() < deadline:
+                time.sleep(_NAME_SECONDS)
+                continue
+            waited = f" even after {timeout:g} s" if network.names_come_late else ""
+            raise HorovodInternalError(
+                f"init: HOROVOD_GLOO_RENDEZVOUS_ADDR={network.address!r} is not known here{waited}: {error.strerror}."
+            ) from None
 
 
 def _own_server(rank: Rank, network: Network) -> RendezvousServer:
