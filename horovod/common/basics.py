@@ -201,6 +201,8 @@ def _start(comm: Any, asked_for: Any) -> None:
                 pids=table.pids,
                 links=wiring.links,
                 controls=wiring.controls,
+                link_sessions=wiring.sessions_of(wiring.links),
+                control_sessions=wiring.sessions_of(wiring.controls),
                 segment_fd=wiring.segment_fd,
                 alive_fds=wiring.alive_fds,
                 doorbells=wiring.doorbells,

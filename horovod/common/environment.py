@@ -98,6 +98,8 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
     "HOROVOD_HOST_ADDRESS": (TEXT, None),
     "HOROVOD_RENDEZVOUS_SERVER": (_one_of(RENDEZVOUS_SERVERS), RENDEZVOUS_SERVERS.index("rank0")),
     "HOROVOD_INSECURE": (SWITCH, False),
+    "HOROVOD_ENCRYPT": (SWITCH, False),
+    "HOROVOD_TLS_LIBRARY": (TEXT, None),
     # What can be tuned.
     "HOROVOD_ALLREDUCE": (_one_of(ALLREDUCES), ALLREDUCES.index("hierarchical")),
     "HOROVOD_FUSION_THRESHOLD": (BYTES, 128 * 1024 * 1024),
@@ -152,6 +154,7 @@ class Network:
     own_address: str | None  # to use for them, if it is known
     launcher_serves: bool  # the server runs there already; otherwise rank 0 runs it
     insecure: bool  # to go without a key
+    encrypt: bool = False  # tensors too
     names_come_late: bool = False  # the name of the address may not be known yet
 
 
@@ -235,6 +238,7 @@ def read_network(environ: Mapping[str, str] | None = None) -> Network:
         own_address=read("HOROVOD_HOST_ADDRESS", environ),
         launcher_serves=read("HOROVOD_RENDEZVOUS_SERVER", environ) == RENDEZVOUS_SERVERS.index("launcher"),
         insecure=read("HOROVOD_INSECURE", environ),
+        encrypt=read("HOROVOD_ENCRYPT", environ),
         names_come_late=names_come_late(os.environ if environ is None else environ),
     )
 
