@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from horovod.common.environment import VARIABLES
 from horovod.runner.errors import UsageError
 from horovod.runner.tunables import SECTIONS, TUNABLES, Tunable, tunable_variables
 
@@ -46,8 +45,6 @@ def check_available(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value is not False:
             raise UsageError(f"{option}: {feature} is not available in this version")
-    if args.encrypt and "HOROVOD_ENCRYPT" not in VARIABLES:
-        raise UsageError("--encrypt: encryption is not available in this version")
 
 
 def exported_variables(args: argparse.Namespace) -> dict[str, str]:

@@ -139,6 +139,13 @@ def test_what_belongs_to_another_job_does_not_reach_the_workers(cluster: Machine
     assert lines(out) == ["0 h1 10.77.0.1 1.0", "1 h2 10.77.0.2 1.0"]
 
 
+def test_what_ranks_send_each_other_can_be_encrypted(cluster: Machines) -> None:
+    code, out, err = cluster.horovodrun("-np", "2", "-H", "h1,h2", "--encrypt", *ADD)
+    assert code == 0, err
+    assert lines(out) == ["0 h1 10.77.0.1 1.0", "1 h2 10.77.0.2 1.0"]
+    assert err == ""
+
+
 def test_nothing_secret_is_on_a_command_line(cluster: Machines) -> None:
     show = script(
         """
