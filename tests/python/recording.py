@@ -62,8 +62,8 @@ def record_everything() -> dict[str, list[Recorder]]:
 
     resolve, socket_address = meeting._resolve, mesh._socket_address
 
-    def detour_to_server(network: Any) -> list[Address]:
-        return [by_way_of("rendezvous", address) for address in resolve(network)]
+    def detour_to_server(network: Any, timeout: float) -> list[Address]:
+        return [by_way_of("rendezvous", address) for address in resolve(network, timeout)]
 
     def detour_to_rank(endpoint: Any) -> Any:
         return by_way_of("ranks", socket_address(endpoint))
