@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src horovod -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml LICENSE
-CXX_FILES := $(shell find src tests/cpp tests/fuzz -name '*.cc' -o -name '*.h')
+CXX_FILES := $(shell find src tests/cpp tests/fuzz benchmarks -name '*.cc' -o -name '*.h')
 
 # More arguments for pytest, e.g. make test PYTEST_ARGS="-k broadcast -x".
 PYTEST_ARGS ?=
@@ -61,6 +61,11 @@ install_extra = $(BIN)/python -c 'import tomllib; \
 $(VENV)/.lint: $(VENV)/.created pyproject.toml
 	@echo "Installing the checkers"
 	@$(call install_extra,lint)
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.created pyproject.toml
+	@echo "Installing what the benchmarks need"
+	@$(call install_extra,bench)
 	@touch $@
 
 # ---- For everyone --------------------------------------------------------------------------------------------------------
@@ -112,7 +117,7 @@ fuzz: $(VENV)/.installed ## Feed noise to all parsers, FUZZ_SECONDS (20) each (n
 	@.ci/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 .PHONY: bench
-bench: $(VENV)/.installed ## Measure against PyTorch's gloo
+bench: $(VENV)/.installed $(VENV)/.bench ## Measure against gloo, Open MPI, MPICH and the machine; BENCH_ARGS=--quick: 3 minutes
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 .PHONY: wheel
