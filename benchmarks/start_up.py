@@ -70,6 +70,7 @@ def main() -> None:
     begin = time.perf_counter()
     dist.init_process_group("gloo", init_method=f"file://{meeting}/gloo", rank=rank, world_size=size)
     gloo = time.perf_counter() - begin
+    hvd.barrier()  # gloo fails where a peer leaves before both are connected
     print(json.dumps({"import": imported, "init": initialized, "gloo_init": gloo, **memory}), flush=True)
     dist.destroy_process_group()
     hvd.shutdown()
