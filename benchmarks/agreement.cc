@@ -71,8 +71,7 @@ class Speaker {
     for (const int bell : bells) close(bell);
     const std::vector<int> nobody(static_cast<size_t>(world_.size), -1);
     network_ = std::make_unique<Network>(nobody, controls, settings_.heartbeat_timeout, counters_);
-    liveness_ =
-        std::make_unique<Liveness>(world_, settings_, segment_, nobody.data(), *doorbells_, network_->fd());
+    liveness_ = std::make_unique<Liveness>(world_, settings_, segment_, nobody.data(), *doorbells_, network_->fd());
     hosts_ = std::make_unique<Hosts>(world_, settings_, segment_, *doorbells_, *liveness_, *network_);
     if (world_.is_coordinator()) {
       coordinator_ = std::make_unique<Coordinator>(world_, settings_, segment_, *doorbells_, counters_, *hosts_,
@@ -211,7 +210,8 @@ class Job {
     const int hosts = (ranks + of_a_host - 1) / of_a_host;
     std::vector<std::string> names;
     for (int h = 0; h < hosts; ++h) names.push_back("host" + std::to_string(h));
-    std::vector<std::vector<int>> controls(static_cast<size_t>(hosts), std::vector<int>(static_cast<size_t>(hosts), -1));
+    std::vector<std::vector<int>> controls(static_cast<size_t>(hosts),
+                                           std::vector<int>(static_cast<size_t>(hosts), -1));
     for (size_t h = 1; h < controls.size(); ++h) {
       std::tie(controls[0][h], controls[h][0]) = hvd::testing::tcp_pair();
     }
@@ -286,7 +286,7 @@ int main(int argc, char** argv) {
   job.step();  // learns how many tensors come
   std::vector<Cost> costs;
   for (int i = 0; i < std::atoi(argv[4]); ++i) costs.push_back(job.step());
-  const auto median = [&costs](uint64_t Cost::* field) {
+  const auto median = [&costs](uint64_t Cost::*field) {
     std::sort(costs.begin(), costs.end(), [field](const Cost& a, const Cost& b) { return a.*field < b.*field; });
     return static_cast<unsigned long long>(costs[costs.size() / 2].*field);
   };

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from costs import AGREEMENT, IMPORT, INIT, MEMORY_FEW, MEMORY_MANY, WAITING
 from results import Record, Results
+from simulation import LAYOUTS
+from simulation import MESSAGES as SIMULATED_MESSAGES
 from subject import (
     ALLREDUCE,
     ALONE,
@@ -237,6 +239,21 @@ def _costs(results: Results) -> list[Row]:
     ]
 
 
+def _simulated(results: Results) -> list[Row]:
+    what, goal = "agreement on many ranks, simulated", "messages grow with hosts, not ranks x tensors"
+    way = LAYOUTS[8]
+    per_host = {
+        figure.ranks: figure.value / (figure.ranks // 8 - 1)
+        for figure in results.figures
+        if figure.what == SIMULATED_MESSAGES and figure.way == way and figure.ranks >= 64
+    }
+    if not per_host:
+        return [Row(what, goal)]
+    few, many = min(per_host), max(per_host)
+    text = f"{per_host[few]:.1f} a host and step on {few} ranks, {per_host[many]:.1f} on {many}"
+    return [Row(what, goal, text, per_host[many] <= 1.5 * per_host[few])]
+
+
 def goal_rows(results: Results) -> list[Row]:
     """All goals."""
     return [
@@ -247,4 +264,5 @@ def goal_rows(results: Results) -> list[Row]:
         *_together(results),
         *_training(results),
         *_costs(results),
+        *_simulated(results),
     ]

@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from results import Results
+from simulation import CPU, MESSAGES, TENSORS
 from subject import (
     ALLREDUCE,
     ALONE,
@@ -146,6 +147,27 @@ def _efficiency(results: Results, axes: Any) -> None:
     axes.grid(alpha=0.3)
 
 
+def _agreement(results: Results, axes: Any, what: str, unit: str, per_tensor: bool) -> None:
+    """What the simulated coordinator has to do; and for comparison one message for each tensor of each rank."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for figure in results.figures:
+        if figure.what == what:
+            points.setdefault(figure.way, []).append((figure.ranks, figure.value * (1 if per_tensor else 1e6)))
+    for way, line in points.items():
+        axes.plot(*zip(*sorted(line), strict=True), marker=".", label=way)
+    if points and per_tensor:
+        ranks = sorted({number for line in points.values() for number, _ in line})
+        axes.plot(
+            ranks, [TENSORS * number for number in ranks], "--", color="grey", label="one for each tensor and rank"
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("symlog" if per_tensor else "log")
+    axes.set_xlabel("ranks (simulated)")
+    axes.set_ylabel(unit)
+    axes.set_title(f"coordinator, repeated step of 400 tensors: {unit}")
+    axes.grid(alpha=0.3)
+
+
 def draw(results: Results, path: Path) -> None:
     """Writes the picture."""
     panels: list[Callable[[Any], None]] = [
@@ -156,6 +178,8 @@ def draw(results: Results, path: Path) -> None:
         lambda axes: _types(results, axes),
         lambda axes: _steps(results, axes),
         lambda axes: _efficiency(results, axes),
+        lambda axes: _agreement(results, axes, MESSAGES, "messages", per_tensor=True),
+        lambda axes: _agreement(results, axes, CPU, "µs of CPU", per_tensor=False),
     ]
     figure, grid = pyplot.subplots(3, 3, figsize=(16, 14), layout="constrained")
     for axes in grid.flat[len(panels) :]:
@@ -163,6 +187,7 @@ def draw(results: Results, path: Path) -> None:
     for panel, axes in zip(panels, grid.flat, strict=False):
         panel(axes)
         if not axes.has_data():
+            axes.set_xscale("linear")
             axes.set_yscale("linear")
             axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
         elif axes.get_legend_handles_labels()[0]:

@@ -16,6 +16,7 @@ from mpi_environments import find_mpis
 from picture import draw
 from report import goals_table, to_markdown
 from results import Results
+from simulation import simulate
 from subject import (
     ALLREDUCE,
     ALONE,
@@ -122,6 +123,11 @@ class Run:
         if stadium.ranks == 2:
             self.results.add(figures=measure_start_up(1 if self._quick else 5))
 
+    def simulation(self, stadium: Stadium) -> None:
+        """Agreement of many ranks; once, whatever the number of real ones."""
+        if stadium.ranks == 2:
+            self.results.add(figures=simulate(64 if self._quick else 1024))
+
 
 SECTIONS: dict[str, Callable[[Run, Stadium], None]] = {
     "allreduce": Run.allreduce,
@@ -130,6 +136,7 @@ SECTIONS: dict[str, Callable[[Run, Stadium], None]] = {
     "together": Run.together,
     "training": Run.training,
     "costs": Run.costs,
+    "simulation": Run.simulation,
 }
 
 

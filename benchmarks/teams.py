@@ -211,17 +211,18 @@ class LimitTeam:
         return answer
 
 
-def build_program(source: Path, program: Path) -> Path:
+def build_program(source: Path, program: Path, libraries: Sequence[Path] = (), more: Sequence[str] = ()) -> Path:
     """Compiles a C++ program of one file for this machine, unless that was done.
 
     Raises:
         subprocess.CalledProcessError: The compiler has said why.
     """
-    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+    newest = max(path.stat().st_mtime for path in (source, *libraries))
+    if not program.exists() or program.stat().st_mtime < newest:
         program.parent.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CXX", "c++")
         options = ["-std=c++20", "-O3", "-march=native", "-Wall", "-Wextra", "-Wshadow"]
-        subprocess.run([compiler, *options, source, "-o", program], check=True)
+        subprocess.run([compiler, *options, *more, source, *libraries, "-o", program], check=True)
     return program
 
 
