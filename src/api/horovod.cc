@@ -281,6 +281,7 @@ hvd_status hvd_shutdown(void) {
     if (!last) return HVD_OK;
     last->shutdown();
     forget_descriptors();
+    hvd::release_kept_results();
     return HVD_OK;
   });
 }
@@ -365,7 +366,7 @@ hvd_status hvd_take_result(hvd_handle handle, hvd_result* result) {
   });
 }
 
-void hvd_free_data(void* data) { std::free(data); }
+void hvd_free_data(void* data) { hvd::free_result(data); }
 
 void* hvd_alloc(size_t bytes) {
   try {

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "collectives/collectives.h"
+#include "kernels/kernels.h"
 #include "transport/errors.h"
 
 namespace hvd {
@@ -155,7 +156,7 @@ class Plan {
   void copy_in(const Run& run, size_t k, std::byte* chunk) const {
     const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(channel_.me(), k);
     const size_t from = std::max(lo, run.start), to = std::min(hi, run.start + run.bytes);
-    std::memcpy(chunk + (from - lo), run.source + (from - run.start), to - from);
+    copy_bytes(chunk + (from - lo), run.source + (from - run.start), to - from);
   }
 
   // Copies our part of a stream's k-th chunk out of the channel.
@@ -166,7 +167,7 @@ class Plan {
         std::partition_point(pieces.begin(), pieces.end(), [lo](const Piece& p) { return p.start + p.bytes <= lo; });
     for (; piece != pieces.end() && piece->start < hi; ++piece) {
       const size_t from = std::max(lo, piece->start), to = std::min(hi, piece->start + piece->bytes);
-      std::memcpy(piece->output + (from - piece->start), chunk + (from - lo), to - from);
+      copy_bytes(piece->output + (from - piece->start), chunk + (from - lo), to - from);
     }
   }
 

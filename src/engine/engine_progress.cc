@@ -149,7 +149,7 @@ std::shared_ptr<Request> Engine::neutral_request(const Key& key, const Meta& met
   request->counts.assign(meta.op == HVD_ALLTOALL ? sets_[static_cast<size_t>(key.set)].size() : 1, 0);
   // Without input: the collective makes the neutral element. The result is dropped.
   if (const uint64_t bytes = meta.bytes(); bytes > 0) {
-    request->data.reset(std::malloc(bytes));
+    request->data.reset(allocate_result(bytes));
     if (!request->data) throw std::bad_alloc();
     request->output = request->data.get();
   }
