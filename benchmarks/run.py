@@ -183,7 +183,10 @@ def main() -> None:
     partial = set(args.only) != set(SECTIONS) and stored.exists()
     run = Run(args, Results.load(stored) if partial else Results())
     mpis = find_mpis()
-    limit = build_program(_HERE / "limit.cc", _HERE.parent / "build" / "benchmarks" / "limit")
+    limit = build_program(
+        *(_HERE / "limit.cc", _HERE.parent / "build" / "benchmarks" / "limit"),
+        more=["-fno-tree-loop-distribute-patterns"],
+    )
     for ranks in args.ranks:
         with Stadium(ranks, mpis, limit) as stadium:
             for section in args.only:
