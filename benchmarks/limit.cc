@@ -75,7 +75,10 @@ class Rank {
  public:
   Rank(Control& control, float* arena, size_t arena_bytes, int rank, int ranks)
       : control_(control), arena_(arena), arena_bytes_(arena_bytes), rank_(rank), ranks_(ranks) {
-    crowded_ = sysconf(_SC_NPROCESSORS_ONLN) < ranks;
+    cpu_set_t cores;
+    sched_getaffinity(0, sizeof cores, &cores);
+    crowded_ = CPU_COUNT(&cores) < ranks;
+    if (!crowded_) stay_on(cores);
   }
 
   void prepare() {
@@ -132,6 +135,19 @@ class Rank {
   }
 
  private:
+  // A core of its own: who is woken begins where it was woken from.
+  void stay_on(const cpu_set_t& cores) const {
+    int skip = rank_;
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+      if (!CPU_ISSET(core, &cores) || skip-- > 0) continue;
+      cpu_set_t own;
+      CPU_ZERO(&own);
+      CPU_SET(core, &own);
+      sched_setaffinity(0, sizeof own, &own);
+      return;
+    }
+  }
+
   bool is_copy() const { return std::strcmp(control_.kind, "memcpy") == 0; }
   float* buffer(int rank, size_t index) const {
     return arena_ + (static_cast<size_t>(rank) * control_.buffers + index) * elements_;

@@ -14,6 +14,8 @@ import numpy as np
 
 _LINE_WORDS = 16  # int64 words: two cache lines, so that ranks do not write into each other's
 _SLEEP_WHEN_CROWDED = 50e-6
+# Ranks that were woken by the same process may begin on the same core. In this time the kernel spreads them.
+_SETTLE_NANOSECONDS = 3_000_000
 
 
 class Gate:
@@ -66,6 +68,9 @@ def time_action(
     clock = time.perf_counter_ns
     try:
         gate.wait()
+        settled = clock() + _SETTLE_NANOSECONDS
+        while clock() < settled:
+            pass
         for iteration in iterations:
             if gated:
                 gate.wait()
