@@ -50,7 +50,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES)
 	@echo "Building and installing Horovod"
-	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch]'
+	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch,bench]'
 	@touch $@
 
 # The requirements of an extra, without the package: $(call install_extra,lint)
@@ -61,11 +61,6 @@ install_extra = $(BIN)/python -c 'import tomllib; \
 $(VENV)/.lint: $(VENV)/.created pyproject.toml
 	@echo "Installing the checkers"
 	@$(call install_extra,lint)
-	@touch $@
-
-$(VENV)/.bench: $(VENV)/.created pyproject.toml
-	@echo "Installing what the benchmarks need"
-	@$(call install_extra,bench)
 	@touch $@
 
 # ---- For everyone --------------------------------------------------------------------------------------------------------
@@ -117,7 +112,7 @@ fuzz: $(VENV)/.installed ## Feed noise to all parsers, FUZZ_SECONDS (20) each (n
 	@.ci/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 .PHONY: bench
-bench: $(VENV)/.installed $(VENV)/.bench ## Measure against gloo, Open MPI, MPICH and the machine; BENCH_ARGS=--quick: 3 minutes
+bench: $(VENV)/.installed ## Measure against gloo, Open MPI, MPICH and the machine (20 minutes; BENCH_ARGS=--quick: 3)
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 .PHONY: wheel
