@@ -5,10 +5,11 @@ C, C B A, A B C, ...), so that the machine's noise hits all of them alike.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from results import Record
-from subject import Subject
+from subject import TRAINING, Subject
 from teams import Seconds, Stadium, Team
 
 _MOST_ITERATIONS = 200
@@ -38,9 +39,12 @@ def compare(stadium: Stadium, subject: Subject, ways: Sequence[str], effort: Eff
         wanted = int(effort.seconds / max(min(first, second), 1e-7))
         iterations[way] = min(_MOST_ITERATIONS, max(1 if second > _LONG else _LEAST_ITERATIONS, wanted))
     rounds: dict[str, list[Seconds]] = {way: [] for _, way in players}
+    cpu: dict[str, float] = {way: math.inf for _, way in players}
     for turn in range(effort.rounds):
         for team, way in players if turn % 2 == 0 else reversed(players):
             rounds[way].append(team.run(way, iterations[way]))
+            cpu[way] = min(cpu[way], team.cpu)
     for team in {id(team): team for team, _ in players}.values():
         team.drop()
-    return [Record.of(subject, way, rounds[way]) for _, way in players]
+    gated = subject.kind != TRAINING
+    return [Record.of(subject, way, rounds[way], None if gated else cpu[way]) for _, way in players]

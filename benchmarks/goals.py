@@ -178,6 +178,14 @@ def communication(results: Results, subject: Subject, way: str) -> float | None:
     return None if step is None or alone is None else step.median - alone.median
 
 
+def cpu_of_communication(results: Results, subject: Subject, way: str) -> float | None:
+    """Seconds of processor time by which a step costs a rank more than one that does not talk."""
+    step, alone = results.find(subject, way), results.find(subject, ALONE)
+    if step is None or alone is None or step.cpu is None or alone.cpu is None:
+        return None
+    return step.cpu - alone.cpu
+
+
 def _training(results: Results) -> list[Row]:
     rows = []
     for subject in results.subjects(TRAINING, 2):

@@ -6,6 +6,7 @@ moment when the last rank calls until the last rank returns: ranks share a host 
 
 import gc
 import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,13 +44,19 @@ class Gate:
                 os.sched_yield()
 
 
+def cpu_seconds() -> float:
+    """Processor time of this process so far, user and system, all threads."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
 def time_action(
     action: Callable[[int], None],
     after: Callable[[int], None],
     gate: Gate,
     iterations: range,
     gated: bool,
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], list[int], float]:
     """Times an action in each of some iterations; every rank calls it with the same ones.
 
     Args:
@@ -60,7 +67,8 @@ def time_action(
         gated: Whether the ranks meet before each iteration, or before the first only.
 
     Returns:
-        The nanoseconds when each iteration began and ended on this rank.
+        The nanoseconds when each iteration began and ended on this rank, and its processor time of an iteration, in
+        seconds.
     """
     starts, ends = [], []
     gc.collect()
@@ -71,6 +79,7 @@ def time_action(
         settled = clock() + _SETTLE_NANOSECONDS
         while clock() < settled:
             pass
+        cpu = cpu_seconds()
         for iteration in iterations:
             if gated:
                 gate.wait()
@@ -80,6 +89,7 @@ def time_action(
             starts.append(start)
             ends.append(end)
             after(iteration)
+        cpu = (cpu_seconds() - cpu) / len(iterations)
     finally:
         gc.enable()
-    return starts, ends
+    return starts, ends, cpu

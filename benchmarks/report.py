@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from goals import Row, communication, goal_rows
+from goals import Row, communication, cpu_of_communication, goal_rows
 from results import Results
 from subject import (
     ALLREDUCE,
@@ -94,25 +94,20 @@ def _training(results: Results) -> list[str]:
     for subject in results.subjects(TRAINING):
         costs = []
         for way in (HOROVOD, DDP):
-            cost, alone = communication(results, subject, way), results.find(subject, ALONE)
-            costs.append("-" if cost is None else f"{cost * 1e3:.2f} ms")
-            step = results.find(subject, way)
+            step, alone = results.find(subject, way), results.find(subject, ALONE)
+            for cost in (communication(results, subject, way), cpu_of_communication(results, subject, way)):
+                costs.append("-" if cost is None else f"{cost * 1e3:.2f} ms")
             costs.append("-" if step is None or alone is None else f"{alone.median / step.median:.0%}")
         rows.append([str(subject.ranks), subject.model, *_times(results, subject, (ALONE, HOROVOD, DDP)), *costs])
     if not rows:
         return []
-    header = (
-        "ranks",
-        "model",
-        ALONE,
-        HOROVOD,
-        DDP,
-        "cost of horovod",
-        "its efficiency",
-        "cost of DDP",
-        "its efficiency",
+    costs = [f"{what} of {way}" for way in ("horovod", "DDP") for what in ("cost", "processor time", "efficiency")]
+    note = (
+        "Cost is the time of a step beyond that of ranks that do not talk; processor time is what a rank needs beyond "
+        "theirs, which a busy machine changes less."
     )
-    return ["## Training step", "", *_table(header, rows)]
+    header = ["ranks", "model", ALONE, HOROVOD, DDP, *costs]
+    return ["## Training step", "", note, "", *_table(header, rows)]
 
 
 def _figures(results: Results) -> list[str]:

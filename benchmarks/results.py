@@ -22,6 +22,8 @@ class Record:
         p99: Seconds; with fewer than a hundred samples nearly the slowest.
         samples: How many iterations were timed.
         by_round: The median of each round: far apart means a noisy machine.
+        cpu: Seconds of processor time of a rank, of an iteration without a gate: the round with the least. None where
+            ranks wait for each other at a gate. Other programs change it less than they change the time.
     """
 
     subject: Subject
@@ -30,13 +32,14 @@ class Record:
     p99: float
     samples: int
     by_round: tuple[float, ...]
+    cpu: float | None = None
 
     @classmethod
-    def of(cls, subject: Subject, way: str, rounds: list[Seconds]) -> Self:
+    def of(cls, subject: Subject, way: str, rounds: list[Seconds], cpu: float | None) -> Self:
         """Summarises the seconds of all rounds."""
         every = np.concatenate(rounds)
         medians = tuple(float(np.median(seconds)) for seconds in rounds)
-        return cls(subject, way, float(np.median(every)), float(np.percentile(every, 99)), every.size, medians)
+        return cls(subject, way, float(np.median(every)), float(np.percentile(every, 99)), every.size, medians, cpu)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,17 +1,11 @@
 """What waiting costs: the processor time of ranks that wait in a small allreduce for one that is late."""
 
-import resource
 import time
 
 import numpy as np
-from measure import Gate
+from measure import Gate, cpu_seconds
 from peers import Peer
 from subject import ALLREDUCE
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def cpu_of_waiting(peer: Peer, gate: Gate, late: bool, seconds: float) -> float:
@@ -20,8 +14,8 @@ def cpu_of_waiting(peer: Peer, gate: Gate, late: bool, seconds: float) -> float:
     allreduce = peer.bind(ALLREDUCE, array, array, "waiting")
     allreduce()
     gate.wait()
-    before = _cpu_seconds()
+    before = cpu_seconds()
     if late:
         time.sleep(seconds)
     allreduce()
-    return _cpu_seconds() - before
+    return cpu_seconds() - before

@@ -5,6 +5,7 @@ of different peers can alternate although peers can't share processes: two MPI l
 """
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -53,6 +54,7 @@ class Team(Protocol):
 
     name: str
     ways: tuple[str, ...]
+    cpu: float  # seconds of processor time of a rank and iteration in the last run; nan where it is not known
 
     def prepare(self, subject: Subject, ways: Sequence[str]) -> bool:
         """Gets ready to run a subject in some ways; False if the team can't."""
@@ -75,6 +77,7 @@ class RankTeam:
         self.name = name
         self.ways = ways
         self._process = process
+        self.cpu = math.nan
         self._output = output
         self._lines: list[Line] = []
 
@@ -131,6 +134,7 @@ class RankTeam:
     def run(self, way: str, iterations: int) -> Seconds:
         """See Team. Without a gate before each iteration, the mean of the ranks' times."""
         answers = self.ask({"do": "run", "way": way, "iterations": iterations})
+        self.cpu = sum(answer["cpu"] for answer in answers) / len(answers)
         starts = np.asarray([answer["starts"] for answer in answers])
         ends = np.asarray([answer["ends"] for answer in answers])
         if answers[0]["gated"]:
@@ -159,6 +163,7 @@ class LimitTeam:
 
     name: str = LIMIT
     ways: tuple[str, ...] = (LIMIT, MEMCPY)
+    cpu: float = math.nan
 
     def __init__(self, ranks: int, program: Path) -> None:
         """Starts it."""

@@ -91,8 +91,8 @@ class Rank:
         numbers = range(self._iteration, self._iteration + iterations)
         self._iteration += iterations
         actions = self._actions
-        starts, ends = time_action(actions.action(way), actions.after(way), self._gate, numbers, actions.gated)
-        return {"starts": starts, "ends": ends, "gated": actions.gated}
+        starts, ends, cpu = time_action(actions.action(way), actions.after(way), self._gate, numbers, actions.gated)
+        return {"starts": starts, "ends": ends, "gated": actions.gated, "cpu": cpu}
 
     def _wait(self, way: str, late: int, seconds: float) -> Message:
         from slow_rank import cpu_of_waiting
