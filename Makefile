@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src horovod -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml LICENSE
-CXX_FILES := $(shell find src tests/cpp tests/fuzz -name '*.cc' -o -name '*.h')
+CXX_FILES := $(shell find src tests/cpp tests/fuzz benchmarks -name '*.cc' -o -name '*.h')
 
 # More arguments for pytest, e.g. make test PYTEST_ARGS="-k broadcast -x".
 PYTEST_ARGS ?=
@@ -52,7 +52,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES)
 	@echo "Building and installing Horovod"
-	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch]'
+	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch,bench]'
 	@touch $@
 
 # The requirements of an extra, without the package: $(call install_extra,lint)
@@ -115,7 +115,7 @@ fuzz: $(VENV)/.installed ## Feed noise to all parsers, FUZZ_SECONDS (20) each (n
 	@.ci/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 .PHONY: bench
-bench: $(VENV)/.installed ## Measure against PyTorch's gloo
+bench: $(VENV)/.installed ## Measure against gloo, Open MPI, MPICH and the machine (20 minutes; BENCH_ARGS=--quick: 3)
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 .PHONY: wheel

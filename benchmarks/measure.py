@@ -1,35 +1,29 @@
-"""Fair timing of several peers in the same processes.
-
-An *action* is what is timed, once an *iteration*, on all ranks together. A *round* is some iterations of one action.
-Rounds alternate between the actions (A B, B A, A B, ...), so that the machine's noise hits all of them alike.
+"""Timing in one rank: the gate where ranks meet, and the loop around what is timed.
 
 Before each iteration all ranks meet at a gate that belongs to none of the peers. The time of an iteration runs from the
-moment when the last rank calls until the last rank returns. Ranks share a host and therefore a clock.
+moment when the last rank calls until the last rank returns: ranks share a host and therefore a clock.
 """
 
 import gc
 import os
+import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-
-import horovod.numpy as hvd
-
-Seconds = NDArray[np.float64]
 
 _LINE_WORDS = 16  # int64 words: two cache lines, so that ranks do not write into each other's
 _SLEEP_WHEN_CROWDED = 50e-6
+# Ranks that were woken by the same process may begin on the same core. In this time the kernel spreads them.
+_SETTLE_NANOSECONDS = 3_000_000
 
 
 class Gate:
-    """Where all ranks of a host wait for each other, by counters in a shared file."""
+    """Where all ranks of a team wait for each other, by counters in a shared file."""
 
-    def __init__(self, rank: int, size: int, scratch: Path) -> None:
-        """Joins the gate of the ranks that use this scratch directory."""
-        path = scratch / "gate"
+    def __init__(self, rank: int, size: int, path: Path) -> None:
+        """Joins the gate of the ranks that use this file."""
         with open(path, "ab") as file:
             file.truncate(size * _LINE_WORDS * 8)  # every rank does; the content stays zero
         shared = np.memmap(path, np.int64, "r+", shape=(size, _LINE_WORDS))
@@ -50,48 +44,52 @@ class Gate:
                 os.sched_yield()
 
 
-def time_actions(
-    actions: Sequence[Callable[[int], None]],
+def cpu_seconds() -> float:
+    """Processor time of this process so far, user and system, all threads."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def time_action(
+    action: Callable[[int], None],
     after: Callable[[int], None],
     gate: Gate,
-    rounds: int,
-    iterations: int,
-) -> Seconds:
-    """Times actions in alternating rounds; every rank calls it with the same arguments.
+    iterations: range,
+    gated: bool,
+) -> tuple[list[int], list[int], float]:
+    """Times an action in each of some iterations; every rank calls it with the same ones.
 
     Args:
-        actions: What is timed. Each is called with the number of the iteration, which counts through all actions.
+        action: What is timed; called with the iteration's number.
         after: Called outside of the timed section after each iteration: checks the result and rewrites the buffers.
         gate: The ranks' gate.
-        rounds: Timed rounds of each action; one more comes before, untimed.
-        iterations: Iterations of a round.
+        iterations: Their numbers, which go on counting from round to round, so that buffers rotate.
+        gated: Whether the ranks meet before each iteration, or before the first only.
 
     Returns:
-        The seconds of each action, round and iteration, the same on all ranks.
+        The nanoseconds when each iteration began and ended on this rank, and its processor time of an iteration, in
+        seconds.
     """
-    starts = np.zeros((len(actions), rounds, iterations), np.int64)
-    ends = np.zeros_like(starts)
-    iteration = 0
+    starts, ends = [], []
     gc.collect()
     gc.disable()
+    clock = time.perf_counter_ns
     try:
-        for turn in range(-1, rounds):
-            order = range(len(actions)) if turn % 2 == 0 else reversed(range(len(actions)))
-            for a in order:
-                action = actions[a]
-                for i in range(iterations):
-                    gate.wait()
-                    start = time.perf_counter_ns()
-                    action(iteration)
-                    end = time.perf_counter_ns()
-                    if turn >= 0:
-                        starts[a, turn, i], ends[a, turn, i] = start, end
-                    after(iteration)
-                    iteration += 1
+        gate.wait()
+        settled = clock() + _SETTLE_NANOSECONDS
+        while clock() < settled:
+            pass
+        cpu = cpu_seconds()
+        for iteration in iterations:
+            if gated:
+                gate.wait()
+            start = clock()
+            action(iteration)
+            end = clock()
+            starts.append(start)
+            ends.append(end)
+            after(iteration)
+        cpu = (cpu_seconds() - cpu) / len(iterations)
     finally:
         gc.enable()
-    gathered = hvd.allgather_object((starts, ends))
-    last_start = np.max([start for start, _ in gathered], axis=0)
-    last_end = np.max([end for _, end in gathered], axis=0)
-    seconds: Seconds = (last_end - last_start) * 1e-9
-    return seconds
+    return starts, ends, cpu

@@ -1,21 +1,26 @@
-"""Tables of what was measured, in Markdown."""
+"""The tables of a run, in Markdown."""
 
 from collections.abc import Iterable, Sequence
 
-from summary import Comparison, Waiting
-
-
-def _bytes(count: int) -> str:
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.4g} {name}"
-    return f"{count} B"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} µs"
-    return f"{seconds * 1e3:.2f} ms"
+from goals import Row, communication, cpu_of_communication, goal_rows
+from results import Results
+from subject import (
+    ALLREDUCE,
+    ALONE,
+    COLLECTIVES,
+    DDP,
+    HOROVOD,
+    HOROVOD_SHARED,
+    HOROVOD_TORCH,
+    LIMIT,
+    MEMCPY,
+    PEERS,
+    TOGETHER,
+    TOGETHER_WAYS,
+    TRAINING,
+    Subject,
+)
+from units import bytes_text, time_text
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -23,71 +28,114 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines] + [""]
 
 
-def _allreduce_table(lines: list[Comparison]) -> list[str]:
-    header = (
-        "ranks",
-        "size",
-        "horovod median",
-        "p99",
-        "gloo median",
-        "p99",
-        "horovod GB/s",
-        "gloo / horovod",
-        "by round",
-    )
-    return _table(
-        header,
-        [
-            (
-                str(line.subject.ranks),
-                _bytes(line.subject.bytes),
-                _time(line.median),
-                _time(line.p99),
-                _time(line.other_median),
-                _time(line.other_p99),
-                f"{line.subject.bytes / line.median / 1e9:.3g}",
-                f"**{line.ratio:.2f}**",
-                f"{line.ratio_low:.2f} - {line.ratio_high:.2f}",
-            )
-            for line in lines
-        ],
-    )
+def _verdict(row: Row) -> str:
+    return {True: "yes", False: "**no**", None: "not measured" if not row.measured else "?"}[row.met]
 
 
-def _stream_table(lines: list[Comparison]) -> list[str]:
-    header = ("ranks", "benchmark", "horovod median", "compared with", "its median", "its / horovod", "by round")
-    return _table(
-        header,
-        [
-            (
-                str(line.subject.ranks),
-                f"{line.subject.benchmark}, {_bytes(line.subject.bytes)}",
-                _time(line.median),
-                line.other,
-                _time(line.other_median),
-                f"**{line.ratio:.2f}**",
-                f"{line.ratio_low:.2f} - {line.ratio_high:.2f}",
-            )
-            for line in lines
-        ],
-    )
+def goals_table(results: Results) -> list[str]:
+    """What was aimed at, and what came."""
+    rows = [(row.what, row.goal, row.measured or "-", _verdict(row)) for row in goal_rows(results)]
+    return _table(("2 ranks unless said", "goal", "measured (the worst case)", "met"), rows)
 
 
-def _waiting_table(lines: list[Waiting]) -> list[str]:
-    header = ("ranks", "peer", "waited", "processor time of a waiting rank")
-    rows = [(str(line.ranks), line.peer, f"{line.waited:g} s", f"{line.cpu_seconds:.4f} s") for line in lines]
+def _times(results: Results, subject: Subject, ways: Sequence[str]) -> list[str]:
+    cells = []
+    for way in ways:
+        record = results.find(subject, way)
+        cells.append("-" if record is None else f"{time_text(record.median)} ({time_text(record.p99)})")
+    return cells
+
+
+def _ratio(results: Results, subject: Subject, ours: str, theirs: Sequence[str]) -> str:
+    """Times of the best of theirs over ours, and the lowest and highest ratio of a round."""
+    mine = results.find(subject, ours)
+    others = [record for way in theirs if (record := results.find(subject, way)) is not None]
+    if mine is None or not others:
+        return "-"
+    best = min(others, key=lambda record: record.median)
+    rounds = [b / a for a, b in zip(mine.by_round, best.by_round, strict=False)]
+    return f"{best.median / mine.median:.2f} ({min(rounds):.2f} - {max(rounds):.2f})"
+
+
+def _collective_table(results: Results, subjects: list[Subject], ways: Sequence[str]) -> list[str]:
+    present = [way for way in ways if any(results.find(subject, way) for subject in subjects)]
+    types = any(subject.dtype != "float32" for subject in subjects)
+    header = ["ranks", "bytes", *(["type"] if types else []), *present, "best peer / horovod (by round)"]
+    rows = []
+    for subject in subjects:
+        first = [str(subject.ranks), bytes_text(subject.bytes), *([subject.dtype] if types else [])]
+        rows.append([*first, *_times(results, subject, present), _ratio(results, subject, HOROVOD, PEERS)])
     return _table(header, rows)
 
 
-def to_markdown(machine: dict[str, str], comparisons: list[Comparison], waits: list[Waiting]) -> str:
+def _collectives(results: Results) -> list[str]:
+    text: list[str] = []
+    ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, *PEERS, LIMIT, MEMCPY)
+    for kind in COLLECTIVES:
+        subjects = [subject for subject in results.subjects(kind) if subject.dtype == "float32"]
+        if subjects:
+            text += [f"## {kind.capitalize()} of float32", "", *_collective_table(results, subjects, ways)]
+    others = [subject for subject in results.subjects(ALLREDUCE) if subject.dtype != "float32"]
+    if others:
+        text += ["## Allreduce of other types", "", *_collective_table(results, others, ways)]
+    return text
+
+
+def _together(results: Results) -> list[str]:
+    subjects = results.subjects(TOGETHER)
+    if not subjects:
+        return []
+    rows = [[str(subject.ranks), *_times(results, subject, TOGETHER_WAYS)] for subject in subjects]
+    return ["## 400 tensors of 64 x 64 together", "", *_table(["ranks", *TOGETHER_WAYS], rows)]
+
+
+def _training(results: Results) -> list[str]:
+    rows = []
+    for subject in results.subjects(TRAINING):
+        costs = []
+        for way in (HOROVOD, DDP):
+            step, alone = results.find(subject, way), results.find(subject, ALONE)
+            for cost in (communication(results, subject, way), cpu_of_communication(results, subject, way)):
+                costs.append("-" if cost is None else f"{cost * 1e3:.2f} ms")
+            costs.append("-" if step is None or alone is None else f"{alone.median / step.median:.0%}")
+        rows.append([str(subject.ranks), subject.model, *_times(results, subject, (ALONE, HOROVOD, DDP)), *costs])
+    if not rows:
+        return []
+    costs = [f"{what} of {way}" for way in ("horovod", "DDP") for what in ("cost", "processor time", "efficiency")]
+    note = (
+        "Cost is the time of a step beyond that of ranks that do not talk; processor time is what a rank needs beyond "
+        "theirs, which a busy machine changes less."
+    )
+    header = ["ranks", "model", ALONE, HOROVOD, DDP, *costs]
+    return ["## Training step", "", note, "", *_table(header, rows)]
+
+
+def _figures(results: Results) -> list[str]:
+    if not results.figures:
+        return []
+    rows = [
+        (figure.what, str(figure.ranks), figure.way, f"{figure.value:.4g}")
+        for figure in sorted(results.figures, key=lambda figure: (figure.what, figure.ranks, figure.way))
+    ]
+    return ["## Other costs", "", *_table(("what", "ranks", "by", "value"), rows)]
+
+
+def _machine(results: Results) -> list[str]:
+    """One list; what differs between sections is told by section."""
+    sections = results.machine
+    text = []
+    for key in dict.fromkeys(key for described in sections.values() for key in described):
+        values = {section: described.get(key, "-") for section, described in sections.items()}
+        if len(set(values.values())) == 1:
+            text.append(f"- {key}: {next(iter(values.values()))}")
+        else:
+            text.append(f"- {key}: " + "; ".join(f"{value} ({section})" for section, value in values.items()))
+    return [*text, ""]
+
+
+def to_markdown(results: Results, name: str, picture: str) -> str:
     """Returns the report of a run."""
-    sizes = [line for line in comparisons if line.subject.benchmark == "allreduce"]
-    streams = [line for line in comparisons if line.subject.benchmark != "allreduce"]
-    text = [*(f"- {key}: {value}" for key, value in machine.items()), ""]
-    if sizes:
-        text += ["## Blocking allreduce of float32, in place", "", *_allreduce_table(sizes)]
-    if streams:
-        text += ["## Gradient stream", "", *_stream_table(streams)]
-    if waits:
-        text += ["## Waiting for a late rank", "", *_waiting_table(waits)]
-    return "\n".join(text)
+    text = [f"# Benchmarks: {name}", "", *_machine(results)]
+    text += ["## Goals", "", *goals_table(results), f"![All of it as a picture]({picture})", ""]
+    text += ["Times are medians, with the 99th percentile in parentheses.", ""]
+    return "\n".join([*text, *_collectives(results), *_together(results), *_training(results), *_figures(results)])

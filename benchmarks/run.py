@@ -1,27 +1,143 @@
-"""Compares horovod with its peers on this machine: python benchmarks/run.py [--ranks 2 4 7] [--sizes 4 64K 64M].
+"""Measures horovod, its peers and the machine's limit side by side: python benchmarks/run.py [--quick].
 
-Needs horovod and torch (CPU) installed. Writes <output>/<name>.md and .json and prints the tables.
-See docs/performance.md for what is measured and how.
+Needs horovod, torch (CPU) and the packages of the extra `bench` installed, and a C++ compiler. Writes <output>/<name>
+with .md, .json and .png and prints the tables. See docs/performance.md for what is measured and how.
 """
 
 import argparse
-import dataclasses
 import datetime
-import json
-import os
-import subprocess
-import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+from compare import Effort, compare
+from costs import measure_agreement, measure_start_up, measure_waiting
 from machine import describe_machine, load
-from plan import BENCHMARKS, Plan
-from report import to_markdown
-from summary import Comparison, Waiting
+from mpi_environments import find_mpis
+from picture import draw
+from report import goals_table, to_markdown
+from results import Results
+from simulation import simulate
+from subject import (
+    ALLREDUCE,
+    ALONE,
+    COLLECTIVES,
+    DDP,
+    HOROVOD,
+    HOROVOD_SHARED,
+    HOROVOD_TORCH,
+    LIMIT,
+    MEMCPY,
+    MODELS,
+    PEERS,
+    TOGETHER,
+    TOGETHER_WAYS,
+    TRAINING,
+    Subject,
+)
+from teams import Stadium, build_program
+from units import bytes_text, time_text
 
 _HERE = Path(__file__).resolve().parent
-_DEFAULT_SIZES = ("4", "256", "4K", "64K", "256K", "1M", "4M", "16M", "64M")
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_KI, _MI = 1 << 10, 1 << 20
+_TOGETHER_BYTES = 400 * 64 * 64 * 4
+_UNITS = {"K": _KI, "M": _MI, "G": 1 << 30}
+_TYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int32": 4, "int64": 8, "uint8": 1}
+
+# Sizes of a run by section, for two ranks and for more of them.
+Sizes = tuple[int, ...]
+_ALLREDUCE: Sizes = (4, 256, 4 * _KI, 64 * _KI, 256 * _KI, _MI, 4 * _MI, 16 * _MI, 64 * _MI, 256 * _MI)
+_ALLREDUCE_OF_MORE: Sizes = (4, 4 * _KI, 64 * _KI, _MI, 4 * _MI, 16 * _MI, 64 * _MI)
+_OTHERS: Sizes = (_KI, 16 * _KI, 64 * _KI, _MI, 4 * _MI, 16 * _MI, 64 * _MI)
+_OTHERS_OF_MORE: Sizes = (_KI, 64 * _KI, _MI, 16 * _MI)
+_ELEMENTS: Sizes = (64 * _KI, _MI, 4 * _MI)
+_QUICK_ALLREDUCE: Sizes = (4, 4 * _KI, 64 * _KI, _MI, 4 * _MI, 16 * _MI)
+_QUICK_ALLREDUCE_OF_MORE: Sizes = (4, 64 * _KI, 4 * _MI)
+_QUICK_OTHERS: Sizes = (_KI, 64 * _KI, _MI)
+_QUICK_OTHERS_OF_MORE: Sizes = (64 * _KI,)
+_QUICK_ELEMENTS: Sizes = (256 * _KI,)
+
+
+class Run:
+    """One run: what to measure and how long, and what came so far."""
+
+    def __init__(self, args: argparse.Namespace, results: Results) -> None:
+        """Takes the arguments of the command."""
+        self._quick: bool = args.quick
+        self.effort = Effort(args.rounds or (3 if args.quick else 8), args.seconds or (0.04 if args.quick else 0.15))
+        self._wait_seconds: float = args.wait or (1.0 if args.quick else 10.0)
+        self._sizes: list[int] | None = args.sizes
+        self.results = results
+
+    def measure(self, stadium: Stadium, subject: Subject, ways: tuple[str, ...]) -> None:
+        """Measures one subject and tells of it."""
+        records = compare(stadium, subject, ways, self.effort)
+        self.results.add(records)
+        about = subject.model or f"{bytes_text(subject.bytes)} {subject.dtype}"
+        print(
+            f"{subject.ranks} ranks, {subject.kind}, {about}: "
+            + ", ".join(f"{record.way} {time_text(record.median)}" for record in records),
+            flush=True,
+        )
+
+    def allreduce(self, stadium: Stadium) -> None:
+        """Blocking allreduce of float32 by size."""
+        sizes, of_more = (
+            (_QUICK_ALLREDUCE, _QUICK_ALLREDUCE_OF_MORE) if self._quick else (_ALLREDUCE, _ALLREDUCE_OF_MORE)
+        )
+        ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, *PEERS, LIMIT, MEMCPY)
+        for size in self._sizes or (sizes if stadium.ranks == 2 else of_more):
+            self.measure(stadium, Subject(ALLREDUCE, stadium.ranks, size), ways)
+
+    def collectives(self, stadium: Stadium) -> None:
+        """The other collectives."""
+        sizes, of_more = (_QUICK_OTHERS, _QUICK_OTHERS_OF_MORE) if self._quick else (_OTHERS, _OTHERS_OF_MORE)
+        for kind in COLLECTIVES[1:]:
+            for size in self._sizes or (sizes if stadium.ranks == 2 else of_more):
+                self.measure(stadium, Subject(kind, stadium.ranks, size), (HOROVOD, HOROVOD_TORCH, *PEERS))
+
+    def types(self, stadium: Stadium) -> None:
+        """Other types of elements than float32, and float32 at as many."""
+        if stadium.ranks > 2:
+            return
+        for count in _QUICK_ELEMENTS if self._quick else _ELEMENTS:
+            for dtype, size in _TYPES.items():
+                self.measure(stadium, Subject(ALLREDUCE, 2, count * size, dtype), (HOROVOD, HOROVOD_TORCH, *PEERS))
+
+    def together(self, stadium: Stadium) -> None:
+        """400 tensors at once."""
+        if self._quick and stadium.ranks > 2:
+            return
+        ways = TOGETHER_WAYS if stadium.ranks == 2 else TOGETHER_WAYS[:-1]  # gloo needs seconds for one
+        self.measure(stadium, Subject(TOGETHER, stadium.ranks, _TOGETHER_BYTES), ways)
+
+    def training(self, stadium: Stadium) -> None:
+        """Steps of training."""
+        models = MODELS if stadium.ranks == 2 or not self._quick else MODELS[:1]
+        for model in models:
+            self.measure(stadium, Subject(TRAINING, stadium.ranks, model=model), (ALONE, HOROVOD, DDP))
+
+    def costs(self, stadium: Stadium) -> None:
+        """Waiting, agreement; and once import, init and memory."""
+        self.results.add(figures=measure_agreement(stadium, 20 if self._quick else 200))
+        self.results.add(figures=measure_waiting(stadium, self._wait_seconds))
+        if stadium.ranks == 2:
+            self.results.add(figures=measure_start_up(1 if self._quick else 5))
+
+    def simulation(self, stadium: Stadium) -> None:
+        """Agreement of many ranks; once, whatever the number of real ones."""
+        if stadium.ranks == 2:
+            self.results.add(figures=simulate(64 if self._quick else 1024))
+
+
+SECTIONS: dict[str, Callable[[Run, Stadium], None]] = {
+    "allreduce": Run.allreduce,
+    "collectives": Run.collectives,
+    "types": Run.types,
+    "together": Run.together,
+    "training": Run.training,
+    "costs": Run.costs,
+    "simulation": Run.simulation,
+}
 
 
 def _size(text: str) -> int:
@@ -32,66 +148,56 @@ def _size(text: str) -> int:
 
 
 def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compares horovod with gloo, in the same processes.")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="one run for each of these numbers")
-    parser.add_argument("--benchmarks", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
-    parser.add_argument("--sizes", type=_size, nargs="+", default=[_size(text) for text in _DEFAULT_SIZES])
-    parser.add_argument("--rounds", type=int, default=8, help="alternating rounds of each peer")
-    parser.add_argument("--large", type=_size, default=_size("16M"), help="bytes of the stream's large gradients")
-    parser.add_argument("--wait", type=float, default=10.0, help="seconds by which the slow rank is late")
-    parser.add_argument("--name", default=datetime.date.today().isoformat(), help="of the result files")
+    parser = argparse.ArgumentParser(description="Measures horovod, its peers and the machine's limit side by side.")
+    parser.add_argument("--quick", action="store_true", help="a first picture, in less than three minutes")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 7], help="one after the other")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=SECTIONS,
+        default=list(SECTIONS),
+        metavar="SECTION",
+        help=f"some of {', '.join(SECTIONS)}; the rest of the result files stays as it is",
+    )
+    parser.add_argument("--sizes", type=_size, nargs="+", help="of collectives, like 4 64K 256M")
+    parser.add_argument("--rounds", type=int, help="alternating rounds of each way")
+    parser.add_argument("--seconds", type=float, help="how long a round should take")
+    parser.add_argument("--wait", type=float, help="seconds by which the slow rank is late")
+    parser.add_argument("--name", help="of the result files")
     parser.add_argument("--output", type=Path, default=_HERE / "results")
     return parser.parse_args()
 
 
-def _run_ranks(ranks: int, plan: Plan) -> tuple[list[Comparison], list[Waiting]]:
-    """Runs the plan on so many ranks.
-
-    Raises:
-        SystemExit: A rank failed; it has said why.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        # -P: the installed horovod, not what lies in the current directory.
-        launch = [sys.executable, "-P", "-m", "horovod.runner.launch", "-np", str(ranks)]
-        worker = [sys.executable, str(_HERE / "worker.py"), scratch, plan.to_json()]
-        single_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        ended = subprocess.run([*launch, *worker], env=os.environ | single_thread, check=False)
-        if ended.returncode != 0:
-            raise SystemExit(f"The benchmark on {ranks} ranks failed with exit status {ended.returncode}; see above.")
-        results = json.loads((Path(scratch) / "results.json").read_text())
-    return [Comparison.from_dict(line) for line in results["comparisons"]], [
-        Waiting(**line) for line in results["waits"]
-    ]
+def _report(results: Results, output: Path, name: str) -> None:
+    """Writes the tables; after each section, so that a run that is stopped has not been for nothing."""
+    output.mkdir(parents=True, exist_ok=True)
+    results.save(output / f"{name}.json")
+    (output / f"{name}.md").write_text(to_markdown(results, name, f"{name}.png"))
 
 
 def main() -> None:
     """The command."""
     args = _parse_args()
-    plan = Plan(
-        benchmarks=tuple(args.benchmarks),
-        sizes=tuple(args.sizes),
-        rounds=args.rounds,
-        large_elements=args.large // 4,
-        wait_seconds=args.wait,
+    name = args.name or ("quick" if args.quick else "latest")
+    stored = args.output / f"{name}.json"
+    partial = set(args.only) != set(SECTIONS) and stored.exists()
+    run = Run(args, Results.load(stored) if partial else Results())
+    mpis = find_mpis()
+    limit = build_program(
+        *(_HERE / "limit.cc", _HERE.parent / "build" / "benchmarks" / "limit"),
+        more=["-fno-tree-loop-distribute-patterns"],
     )
-    machine = {"date": datetime.date.today().isoformat(), **describe_machine(), "load before": load()}
-    comparisons: list[Comparison] = []
-    waits: list[Waiting] = []
     for ranks in args.ranks:
-        of_sizes, of_waits = _run_ranks(ranks, plan)
-        comparisons += of_sizes
-        waits += of_waits
-    machine["load after"] = load()
-    text = to_markdown(machine, comparisons, waits)
-    results = {
-        "machine": machine,
-        "comparisons": [dataclasses.asdict(line) for line in comparisons],
-        "waits": [dataclasses.asdict(line) for line in waits],
-    }
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / f"{args.name}.md").write_text(f"# Benchmarks: {args.name}\n\n{text}")
-    (args.output / f"{args.name}.json").write_text(json.dumps(results, indent=1) + "\n")
-    print(text)
+        with Stadium(ranks, mpis, limit) as stadium:
+            for section in args.only:
+                before = load()
+                SECTIONS[section](run, stadium)
+                described = {"date": datetime.date.today().isoformat(), **describe_machine()}
+                run.results.machine[f"{section}, {ranks} ranks"] = described | {"load": f"{before} to {load()}"}
+                _report(run.results, args.output, name)
+    draw(run.results, args.output / f"{name}.png")
+    print("\n".join(["", *goals_table(run.results)]))
+    print(f"All tables are in {args.output / name}.md, with a picture in {name}.png.")
 
 
 if __name__ == "__main__":

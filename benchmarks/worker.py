@@ -1,64 +1,142 @@
-"""One rank of a benchmark, started by run.py through horovodrun. Rank 0 writes what was measured to a file.
+"""One rank of a team: does what the director asks for, until it hangs up.
 
-worker.py <scratch directory> <plan as JSON>
+    worker.py <torch|mpi> <name of the team> <director's socket> <scratch directory>
+
+It is started by horovodrun or by an mpiexec. Ranks of MPI have NumPy and mpi4py only, so modules are
+imported as needed.
 """
 
-import dataclasses
-import json
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
-import torch
-from gradient_stream import Model, measure_stream
-from latency import measure_size
-from measure import Gate
-from peers import Gloo, Horovod, Peer
-from plan import Plan
-from slow_rank import measure_waiting
-from summary import Comparison, Waiting
+from conversation import call_director
+from measure import Gate, time_action
+from peers import Peer, Unsupported
+from subject import COLLECTIVES, GLOO, HOROVOD, HOROVOD_SHARED, HOROVOD_TORCH, TOGETHER, TRAINING, Subject
 
-import horovod.numpy as hvd
+from collectives import Collective
+
+Message = dict[str, Any]
+
+
+class Actions(Protocol):
+    """Something that is timed in several ways."""
+
+    gated: bool
+
+    def action(self, way: str) -> Callable[[int], None]:
+        """What is timed."""
+
+    def after(self, way: str) -> Callable[[int], None]:
+        """What comes after each iteration, untimed."""
+
+
+class Rank:
+    """A rank and what it has prepared."""
+
+    def __init__(self, rank: int, peers: dict[str, Peer], gate: Gate) -> None:
+        """Has prepared nothing yet."""
+        self.number = rank
+        self._peers = peers
+        self._gate = gate
+        self._actions: Actions | None = None
+        self._iteration = 0
+
+    def answer(self, question: Message) -> Message:
+        """Does what was asked."""
+        match question["do"]:
+            case "prepare":
+                return self._prepare(Subject.from_message(question["subject"]), question["ways"])
+            case "run":
+                return self._run(question["way"], question["iterations"])
+            case "drop":
+                self._actions = None
+                return {}
+            case "wait":
+                return self._wait(question["way"], question["late"], question["seconds"])
+            case "agree":
+                from agreement_cost import measure_agreement
+
+                return measure_agreement(self._gate, question["steps"])
+        raise RuntimeError(f"unknown question {question!r}")
+
+    def leave(self) -> None:
+        """Leaves all jobs, the last one joined first. (MPI does so by itself.)"""
+        self._actions = None
+        for peer in reversed(self._peers.values()):
+            peer.close()
+
+    def _prepare(self, subject: Subject, ways: list[str]) -> Message:
+        self._iteration = 0
+        if subject.kind in COLLECTIVES:
+            try:
+                self._actions = Collective(subject, self.number, {way: self._peers[way] for way in ways})
+            except Unsupported as reason:
+                return {"unsupported": str(reason)}
+        elif subject.kind == TOGETHER:
+            from together import Together
+
+            self._actions = Together(subject)
+        elif subject.kind == TRAINING:
+            from training import Training
+
+            self._actions = Training(subject, self.number, ways)
+        return {}
+
+    def _run(self, way: str, iterations: int) -> Message:
+        assert self._actions is not None
+        numbers = range(self._iteration, self._iteration + iterations)
+        self._iteration += iterations
+        actions = self._actions
+        starts, ends, cpu = time_action(actions.action(way), actions.after(way), self._gate, numbers, actions.gated)
+        return {"starts": starts, "ends": ends, "gated": actions.gated, "cpu": cpu}
+
+    def _wait(self, way: str, late: int, seconds: float) -> Message:
+        from slow_rank import cpu_of_waiting
+
+        return {"cpu": cpu_of_waiting(self._peers[way], self._gate, self.number == late, seconds)}
+
+
+def _join(kind: str, team: str, scratch: Path) -> Rank:
+    """Joins the team with all peers that it has."""
+    if kind == "mpi":
+        from peers_mpi import Mpi
+
+        mpi = Mpi()
+        rank, size = mpi.ranks.Get_rank(), mpi.ranks.Get_size()
+        return Rank(rank, {team: mpi}, Gate(rank, size, scratch / f"gate-{team}"))
+    import torch
+    from peers_torch import Gloo, Horovod, HorovodShared, HorovodTorch
+
+    import horovod.numpy as hvd
+
+    torch.set_num_threads(1)  # the ranks already use the cores there are
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    peers: dict[str, Peer] = {
+        HOROVOD: Horovod(),
+        HOROVOD_SHARED: HorovodShared(),
+        HOROVOD_TORCH: HorovodTorch(),
+        GLOO: Gloo(rank, size, scratch),
+    }
+    return Rank(rank, peers, Gate(rank, size, scratch / f"gate-{team}"))
 
 
 def main() -> None:
-    """Runs the plan."""
-    scratch, plan = Path(sys.argv[1]), Plan.from_json(sys.argv[2])
-    torch.set_num_threads(1)  # the ranks already use the cores there are
-    hvd.init()
-    rank, ranks = hvd.rank(), hvd.size()
-    gate = Gate(rank, ranks, scratch)
-    horovod, gloo = Horovod(), Gloo(rank, ranks, scratch)
-    peers: list[Peer] = [horovod, gloo]
-    comparisons: list[Comparison] = []
-    waits: list[Waiting] = []
-
-    def say(text: str) -> None:
-        if rank == 0:
-            print(text, flush=True)
-
-    if "latency" in plan.benchmarks:
-        for size_bytes in plan.sizes:
-            comparisons += measure_size(peers, gate, ranks, size_bytes, plan.rounds)
-            say(f"{ranks} ranks, allreduce of {size_bytes} bytes: gloo / horovod = {comparisons[-1].ratio:.2f}")
-    if "stream" in plan.benchmarks:
-        model = Model(large_elements=plan.large_elements)
-        for computes in (False, True):
-            new = measure_stream(horovod, gloo, gate, model, ranks=ranks, rounds=plan.rounds, computes=computes)
-            comparisons += new
-            for line in new:
-                say(f"{ranks} ranks, {line.subject.benchmark}: {line.other} / horovod = {line.ratio:.2f}")
-    if "waiting" in plan.benchmarks and ranks > 1:
-        for peer in peers:
-            waits.append(measure_waiting(peer, gate, rank, ranks, plan.wait_seconds))
-            say(f"{ranks} ranks, waiting {plan.wait_seconds} s: {peer.name} burns {waits[-1].cpu_seconds:.4f} s")
-    if rank == 0:
-        results = {
-            "comparisons": [dataclasses.asdict(line) for line in comparisons],
-            "waits": [dataclasses.asdict(line) for line in waits],
-        }
-        (scratch / "results.json").write_text(json.dumps(results))
-    for peer in reversed(peers):
-        peer.close()
+    """Answers questions."""
+    kind, team, director, scratch = sys.argv[1:]
+    rank = _join(kind, team, Path(scratch))
+    line = call_director(director, team, rank.number)
+    while (question := line.hear()) is not None:
+        try:
+            answer = rank.answer(question)
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        line.say(answer)
+    rank.leave()
 
 
 if __name__ == "__main__":

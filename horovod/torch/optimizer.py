@@ -188,9 +188,10 @@ def DistributedOptimizer(
 ) -> Any:
     """Wraps an optimizer so that it steps with the gradients of all ranks.
 
-    The reduction of each gradient starts when the backward pass has computed it, and goes on while others are computed;
-    step() waits for all. The result is an instance of the optimizer's own class, with the same state and parameter
-    groups, and has three methods more: synchronize(), skip_synchronize() and set_backward_passes_per_step().
+    The reduction of gradients starts when the backward pass has computed 1 MiB of them, or the whole group, and goes on
+    while others are computed; step() waits for all. The result is an instance of the optimizer's own class, with the
+    same state and parameter groups, and has three methods more: synchronize(), skip_synchronize() and
+    set_backward_passes_per_step().
 
     Args:
         optimizer: Any torch.optim.Optimizer; don't use it directly afterwards.

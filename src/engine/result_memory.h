@@ -1,8 +1,8 @@
 // Memory for results that the engine allocates: those of allgather and alltoall, whose size nobody knows before.
 //
-// Touching new memory can take longer than moving the data. So the largest are made of huge pages where the system gives
-// them, and some blocks that were freed are kept for the next results: a training loop asks for the same sizes again
-// and again.
+// Touching new memory can take longer than moving the data. So the largest are made of huge pages where the system
+// gives them, and some blocks that were freed are kept for the next results: a training loop asks for the same sizes
+// again and again.
 #ifndef HOROVOD_ENGINE_RESULT_MEMORY_H_
 #define HOROVOD_ENGINE_RESULT_MEMORY_H_
 

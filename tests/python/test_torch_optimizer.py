@@ -172,7 +172,7 @@ class _WaitInBackward(torch.autograd.Function):
 @cases.add
 def the_first_gradients_are_reduced_before_the_last_exist() -> None:
     first: Any = nn.Linear(8, 8)
-    last: Any = nn.Linear(8, 4)
+    last: Any = nn.Linear(8, 1 << 18)  # small ones are started together with those that come next
     model = nn.Sequential(first, last)
     wrapped = hvd.DistributedOptimizer(sgd(model.parameters()), named_parameters=model.named_parameters())
     seen = []

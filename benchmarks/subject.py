@@ -1,0 +1,56 @@
+"""What is measured: how the director names it to the ranks, and to the tables."""
+
+import dataclasses
+from typing import Any, Self
+
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = (
+    "allreduce",
+    "allgather",
+    "broadcast",
+    "alltoall",
+    "reducescatter",
+)
+COLLECTIVES = (ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER)
+TOGETHER = "400 tensors together"
+TRAINING = "training step"
+
+# Ways to do it. Those of one team run in the same processes.
+HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED = "horovod", "horovod.torch", "horovod, hvd_alloc"
+GLOO, OPEN_MPI, MPICH = "gloo", "Open MPI", "MPICH"
+LIMIT, MEMCPY = "limit", "memcpy by all"
+PEERS = (GLOO, OPEN_MPI, MPICH)
+ALONE, DDP = "alone", "DDP, gloo"
+ONE, ASYNC, GROUPED = "one tensor", "horovod, one by one", "horovod, grouped"
+TORCH_ASYNC, TORCH_GROUPED, GLOO_ASYNC = "horovod.torch, one by one", "horovod.torch, grouped", "gloo, one by one"
+TOGETHER_WAYS = (ONE, ASYNC, GROUPED, TORCH_ASYNC, TORCH_GROUPED, GLOO_ASYNC)
+
+SMALL, LARGE, CNN, TRANSFORMER = "400 small tensors", "29 M parameters", "CNN", "transformer, 14 M"
+MODELS = (SMALL, LARGE, CNN, TRANSFORMER)
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """One thing that is timed in several ways.
+
+    Attributes:
+        kind: A collective, TOGETHER or TRAINING.
+        ranks: How many take part.
+        bytes: Of the largest buffer of a rank: the input of a reducescatter, the result of an allgather.
+        dtype: Of the elements.
+        model: Of a training step.
+    """
+
+    kind: str
+    ranks: int
+    bytes: int = 0
+    dtype: str = "float32"
+    model: str = ""
+
+    def to_message(self) -> dict[str, Any]:
+        """For the ranks."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_message(cls, fields: dict[str, Any]) -> Self:
+        """The other way round."""
+        return cls(**fields)
