@@ -99,7 +99,7 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
     "HOROVOD_RENDEZVOUS_SERVER": (_one_of(RENDEZVOUS_SERVERS), RENDEZVOUS_SERVERS.index("rank0")),
     "HOROVOD_INSECURE": (SWITCH, False),
     "HOROVOD_ENCRYPT": (SWITCH, False),
-    "HOROVOD_TLS_LIBRARY": (TEXT, None),
+    "HOROVOD_TLS_LIBRARY": (TEXT, "libssl.so.3"),
     # What can be tuned.
     "HOROVOD_ALLREDUCE": (_one_of(ALLREDUCES), ALLREDUCES.index("hierarchical")),
     "HOROVOD_FUSION_THRESHOLD": (BYTES, 128 * 1024 * 1024),

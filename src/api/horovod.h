@@ -100,9 +100,9 @@ HVD_EXPORT void hvd_tls_close(hvd_tls* session);
 // HVD_PENDING until the handshake is done; then call it again when the socket is readable (or writable, if there is
 // output). HVD_SYSTEM if the other side does not know the key.
 HVD_EXPORT hvd_status hvd_tls_handshake(hvd_tls* session, int fd);
-// Reads up to so many bytes; *read is 0 at the end of the connection. HVD_PENDING if there are none now. HVD_SYSTEM if
-// the connection has failed or somebody has changed what was sent. To be called until it is HVD_PENDING: that the
-// socket has nothing does not mean that the session has nothing.
+// Reads up to so many bytes; *read is 0 when the connection was closed or reset. HVD_PENDING if there are none now.
+// HVD_SYSTEM if the connection has failed or somebody has changed what was sent. To be called until it is HVD_PENDING:
+// that the socket has nothing does not mean that the session has nothing.
 HVD_EXPORT hvd_status hvd_tls_read(hvd_tls* session, int fd, void* into, size_t bytes, size_t* read);
 // Takes up to so many bytes to be sent. HVD_PENDING if it takes none now.
 HVD_EXPORT hvd_status hvd_tls_write(hvd_tls* session, int fd, const void* data, size_t bytes, size_t* written);

@@ -59,8 +59,9 @@ hvd_status hvd_tls_handshake(hvd_tls* session, int fd) {
 hvd_status hvd_tls_read(hvd_tls* session, int fd, void* into, size_t bytes, size_t* read) {
   return guarded([&] {
     const ssize_t n = session_of(session).read(fd, static_cast<std::byte*>(into), bytes);
-    if (n < 0) return from_errno("the connection failed");
-    *read = static_cast<size_t>(n);
+    const bool is_reset = n < 0 && errno == ECONNRESET;  // by a process that dies with something unread
+    if (n < 0 && !is_reset) return from_errno("the connection failed");
+    *read = is_reset ? 0 : static_cast<size_t>(n);
     return HVD_OK;
   });
 }

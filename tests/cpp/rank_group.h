@@ -100,7 +100,7 @@ class RankGroup {
     std::iota(sets_[0].begin(), sets_[0].end(), 0);
     for (auto& set : extra_sets) sets_.push_back(std::move(set));
     const char* const encrypted = std::getenv("HOROVOD_TEST_ENCRYPT");
-    encrypted_ = encrypted != nullptr && *encrypted == '1';
+    encrypted_ = encrypted != nullptr && *encrypted == '1' && encryption_is_possible();
     const int hosts = *std::max_element(host_of_.begin(), host_of_.end()) + 1;
     for (int h = 0; h < hosts; ++h) {
       const auto ranks = static_cast<int>(std::count(host_of_.begin(), host_of_.end(), h));

@@ -13,13 +13,14 @@ from test_mesh import KEY, Ranks, ranks
 
 import horovod.numpy as hvd
 from horovod import _core
-from horovod.common.rendezvous.encryption import DEFAULT_LIBRARY, PLAIN, Encryption, find_encryption
+from horovod.common.rendezvous.encryption import PLAIN, Encryption, find_encryption
 from horovod.common.rendezvous.mesh import Mesh
 from horovod.common.rendezvous.proof import Claim, Purpose
 
 needs_libssl = pytest.mark.skipif(
     not find_encryption().library, reason="needs OpenSSL 3 (Debian's package libssl3): " + find_encryption().trouble
 )
+LIBRARY = "libssl.so.3"
 SECRET_NAME = "the-name-of-a-secret-tensor"
 SECRET_VALUES = b"weights that nobody else must see "
 
@@ -175,7 +176,7 @@ def session_pair(keys: tuple[bytes, bytes]) -> Iterator[list[tuple[_core.TlsSess
         for sock in pair:
             sock.setblocking(False)
         yield [
-            (_core.TlsSession(DEFAULT_LIBRARY, index == 1, key), sock.fileno())
+            (_core.TlsSession(LIBRARY, index == 1, key), sock.fileno())
             for index, (sock, key) in enumerate(zip(pair, keys, strict=True))
         ]
 
@@ -209,7 +210,7 @@ def test_sessions_with_different_keys_do_not_come_about() -> None:
     with session_pair((b"k" * 32, b"l" * 32)) as ends, pytest.raises(hvd.HorovodInternalError, match="TLS handshake"):
         shake_hands(ends)
     with pytest.raises(ValueError, match="a key of 5 bytes; expected 32"):
-        _core.TlsSession(DEFAULT_LIBRARY, True, b"short")
+        _core.TlsSession(LIBRARY, True, b"short")
     with pytest.raises(hvd.HorovodInternalError, match="libnothing"):
         _core.TlsSession("libnothing.so.9", True, b"k" * 32)
 

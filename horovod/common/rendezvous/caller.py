@@ -123,6 +123,8 @@ class Caller:
         if not (encrypts and self._claim.encrypts):
             self._introduce()
             return
+        self._timer.cancel()
+        self._timer = self._loop.at(time.monotonic() + AUTHENTICATION_SECONDS, lambda: self._fail("no answer in time"))
         key = self._key.session_key(self._claim, self._own_challenge, challenge)
         self._connection.encrypt(self._encryption.open_session(key, listening=False), self._introduce)
 

@@ -46,6 +46,7 @@ class Connection:
         self._received = bytearray()
         self._then: Callable[[bytes], object] | None = None
         self._outgoing = bytearray()
+        self._is_deaf = False  # the other side: nothing more can be sent
         self._ending = False
         self._end_timer: Timer | None = None
 
@@ -78,7 +79,7 @@ class Connection:
 
     def send(self, data: bytes) -> None:
         """Sends when there is room. A connection that is gone is noticed by reading."""
-        if self._sock is None or self._ending:
+        if self._sock is None or self._ending or self._is_deaf:
             return
         self._outgoing += data
         self._flush()
@@ -89,7 +90,7 @@ class Connection:
 
     def has_sent_all(self) -> bool:
         """Whether nothing waits to be sent."""
-        return not self._outgoing and not (self.session and self.session.has_output())
+        return self._is_deaf or not (self._outgoing or (self.session and self.session.has_output()))
 
     def close(self) -> None:
         """Closes the connection; nobody is called back."""
@@ -145,6 +146,7 @@ class Connection:
             pass
         except (OSError, HorovodInternalError):
             self._outgoing.clear()
+            self._is_deaf = True
         if self._ending and self.has_sent_all():
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)

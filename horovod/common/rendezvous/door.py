@@ -144,6 +144,9 @@ class Door:
         if not (encrypts and claim.encrypts):
             self._await_frame(stranger, claim)
             return
+        # No stranger any more. Where a thousand hosts come at once, their handshakes take a while.
+        stranger.timer.cancel()
+        stranger.timer = self._loop.at(time.monotonic() + AUTHENTICATION_SECONDS, lambda: self._drop(stranger))
         key = self._key.session_key(claim, stranger.challenge, stranger.own_challenge)
         session = self._encryption.open_session(key, listening=True)
         stranger.connection.encrypt(session, lambda: self._await_frame(stranger, claim))

@@ -19,7 +19,6 @@ from horovod.common.rendezvous.proof import Purpose
 if TYPE_CHECKING:
     from horovod._core import TlsSession
 
-DEFAULT_LIBRARY = "libssl.so.3"
 NO_LIBRARY = "none"  # what HOROVOD_TLS_LIBRARY says to go without
 
 
@@ -78,7 +77,7 @@ def find_encryption(data: bool = False) -> Encryption:
     Args:
         data: Whether tensors are to be encrypted.
     """
-    name: str = read("HOROVOD_TLS_LIBRARY") or DEFAULT_LIBRARY
+    name: str = read("HOROVOD_TLS_LIBRARY")
     if name.lower() == NO_LIBRARY:
         return Encryption("", data, f"HOROVOD_TLS_LIBRARY={name}")
     trouble = _load(name)
