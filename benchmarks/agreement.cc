@@ -70,7 +70,10 @@ class Speaker {
     doorbells_ = std::make_unique<Doorbells>(segment_, 0, bells.data(), counters_);
     for (const int bell : bells) close(bell);
     const std::vector<int> nobody(static_cast<size_t>(world_.size), -1);
-    network_ = std::make_unique<Network>(nobody, controls, settings_.heartbeat_timeout, counters_);
+    std::vector<Connected> connected(controls.size());
+    for (size_t h = 0; h < controls.size(); ++h) connected[h].fd = controls[h];
+    network_ = std::make_unique<Network>(std::vector<Connected>(nobody.size()), connected, world_.hosts,
+                                         settings_.heartbeat_timeout, counters_);
     liveness_ = std::make_unique<Liveness>(world_, settings_, segment_, nobody.data(), *doorbells_, network_->fd());
     hosts_ = std::make_unique<Hosts>(world_, settings_, segment_, *doorbells_, *liveness_, *network_);
     if (world_.is_coordinator()) {
