@@ -1,5 +1,6 @@
 """What users write for horovodrun and init: any text is understood, or refused with the error that is made for it."""
 
+import functools
 import os
 import tempfile
 from collections.abc import Callable
@@ -34,13 +35,13 @@ def target(data: bytes) -> None:
     for hosts in (check(lambda: parse_hosts(text), UsageError), check(lambda: parse_hostfile(PATH), UsageError)):
         if hosts is not None:
             assert all(host.slots >= 1 for host in hosts)
-            assert check(lambda hosts=hosts: assign_slots(hosts, 1), UsageError) is not None
+            assert check(functools.partial(assign_slots, hosts, 1), UsageError) is not None
     check(lambda: read_config_file(PATH), UsageError)
     check(lambda: schedulers.expand_counts(text), ValueError)
     check(lambda: schedulers.first_host(text), ValueError)
     check(lambda: schedulers.lsf_hosts({"LSB_MCPU_HOSTS": text}), ValueError)
     for name in environment.VARIABLES:
-        check(lambda name=name: environment.read(name, {name: text}), ValueError)
+        check(functools.partial(environment.read, name, {name: text}), ValueError)
 
 
 def with_file(data: bytes) -> None:

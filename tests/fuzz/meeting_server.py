@@ -101,8 +101,11 @@ class Caller:
 
 def hello(script: Script, rank: int) -> bytes:
     """A host's first words."""
-    usual = (rank, 2 * HOSTS, 0, 2, rank // 2, HOSTS)
-    place = Place(*(script.number(value) for value in usual), f"host{script.number(rank)}")
+    number = script.number
+    place = Place(
+        *(number(rank), number(2 * HOSTS), number(0), number(2), number(rank // 2), number(HOSTS)),
+        f"host{number(rank)}",
+    )
     return HostHello("1.0", place, script.number(4711), script.seconds(30.0)).encode()
 
 
