@@ -52,9 +52,9 @@ class Cases:
         """Of all cases."""
         return [case.__name__ for case in self._cases]
 
-    def run(self, size: int, start: Case, timeout: float = 240.0) -> Outcomes:
+    def run(self, size: int, start: Case, timeout: float = 240.0, env: dict[str, str] | None = None) -> Outcomes:
         """Runs all cases on as many ranks, each of which first calls start()."""
-        return Outcomes(run_ranks(size, _run_all, start, self._cases, timeout=timeout))
+        return Outcomes(run_ranks(size, _run_all, start, self._cases, timeout=timeout, env=env))
 
 
 def _run_all(start: Case, cases: list[Case]) -> dict[str, str]:
