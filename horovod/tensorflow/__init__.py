@@ -62,7 +62,7 @@ from horovod.tensorflow.mpi_ops import (
 from horovod.tensorflow.optimizer import DistributedOptimizer
 from horovod.tensorflow.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
 from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
-from horovod.tensorflow.util import refs_to_vars, vars_to_refs
+from horovod.tensorflow.util import gpu_available, refs_to_vars, vars_to_refs
 
 __all__ = [
     "Adasum",
@@ -101,6 +101,7 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",

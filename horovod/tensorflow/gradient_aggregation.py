@@ -104,10 +104,11 @@ class LocalGradientAggregationHelper:
             applied = apply_grads_closure()
             operations = [applied] if isinstance(applied, tf.Operation) else []
             with tf.control_dependencies(operations):
-                self.counter.assign(0)
-                for accumulator in get_not_none_from_list(self._accumulators):
-                    accumulator.assign(tf.zeros_like(accumulator))
-            return tf.constant(True)
+                sums = get_not_none_from_list(self._accumulators)
+                cleared = [accumulator.assign(tf.zeros_like(accumulator)) for accumulator in sums]
+                restarted = self.counter.assign(0)
+            with tf.control_dependencies([*cleared, restarted]):
+                return tf.constant(True)
 
         # The counter has to be read after it was advanced: the gradients say so to a graph.
         with tf.control_dependencies([value for value in args if tf.is_tensor(value)]):

@@ -33,6 +33,8 @@ def test_the_pages_are_found() -> None:
 def test_every_program_and_session_of_a_page_runs_as_shown(page: Path, tmp_path: Path) -> None:
     if page.name.startswith("pytorch"):
         pytest.importorskip("lightning", reason="its programs need torch and Lightning")
+    if page.name.startswith("tensorflow"):
+        pytest.importorskip("tensorflow", reason="its programs need TensorFlow")
     for block in blocks(page):
         assert block.language in LANGUAGES, f"{block}: a block needs one of the languages {sorted(LANGUAGES)}"
         named = file_of(block)
