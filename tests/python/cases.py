@@ -48,6 +48,10 @@ class Cases:
         self._cases.append(function)
         return function
 
+    def include(self, others: "Cases") -> None:
+        """Adds the cases of another module."""
+        self._cases += others._cases
+
     def names(self) -> list[str]:
         """Of all cases."""
         return [case.__name__ for case in self._cases]
