@@ -22,6 +22,8 @@ SOAK_MINUTES ?= 60
 FUZZ_SECONDS ?= 20
 FUZZ_TARGETS ?=
 PYTHONS ?= 3.12 3.13
+# Debian packages of tests with several machines, which are namespaces here (tests/python/machines.py, slurm.py).
+TEST_PACKAGES := openssh-server openssh-client iproute2 nftables slurmctld slurmd slurm-client munge
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_PROGRESS_BAR := off
@@ -75,6 +77,7 @@ test: test-cpp test-python ## Run all tests: C++ and Python
 # Not in the repository's root: there `import horovod` would find the sources, not what is installed.
 .PHONY: test-python
 test-python: $(VENV)/.installed ## Run the Python tests; PYTEST_ARGS="-k name" for some of them
+	@.ci/debian-packages $(TEST_PACKAGES)
 	@cd tests/python && ../../$(BIN)/pytest $(PYTEST_ARGS)
 
 .PHONY: test-cpp

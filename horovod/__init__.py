@@ -2,4 +2,6 @@
 
 __version__ = "1.0.0.dev0"
 
-__all__ = ["__version__"]
+from horovod.runner import run
+
+__all__ = ["__version__", "run"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from horovod import _core
-from horovod.common import names, process_sets
+from horovod.common import names, process_sets, schedulers
 from horovod.common.environment import Identity, Tunables, read_identity, read_network, read_tunables
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet
@@ -178,12 +178,13 @@ def _identity() -> Identity:
 
 
 def _start(comm: Any, asked_for: Any) -> None:
-    identity = read_identity()
-    tunables = read_tunables()
+    environ = schedulers.complete(os.environ)
+    identity = read_identity(environ)
+    tunables = read_tunables(environ)
     _check_comm(comm, identity.size)
     sets = process_sets.static_sets(asked_for)
     ranks_of_sets = process_sets.check_static_sets(sets, identity.size)
-    with meet(identity, read_network(), tunables, ranks_of_sets, _process.last_generation) as meeting:
+    with meet(identity, read_network(environ), tunables, ranks_of_sets, _process.last_generation) as meeting:
         wiring = meeting.wiring
         table = wiring.table
         _process.last_generation = table.generation
@@ -200,6 +201,8 @@ def _start(comm: Any, asked_for: Any) -> None:
                 pids=table.pids,
                 links=wiring.links,
                 controls=wiring.controls,
+                link_sessions=wiring.sessions_of(wiring.links),
+                control_sessions=wiring.sessions_of(wiring.controls),
                 segment_fd=wiring.segment_fd,
                 alive_fds=wiring.alive_fds,
                 doorbells=wiring.doorbells,

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from horovod.common.schedulers import names_come_late
+
 _log = logging.getLogger("horovod")
 
 ALLREDUCES = ("hierarchical", "ring")
@@ -93,8 +95,11 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": (TEXT, None),
     "HOROVOD_GLOO_RENDEZVOUS_PORT": (PORT, None),
     "HOROVOD_GLOO_IFACE": (TEXT, None),
+    "HOROVOD_HOST_ADDRESS": (TEXT, None),
     "HOROVOD_RENDEZVOUS_SERVER": (_one_of(RENDEZVOUS_SERVERS), RENDEZVOUS_SERVERS.index("rank0")),
     "HOROVOD_INSECURE": (SWITCH, False),
+    "HOROVOD_ENCRYPT": (SWITCH, False),
+    "HOROVOD_TLS_LIBRARY": (TEXT, None),
     # What can be tuned.
     "HOROVOD_ALLREDUCE": (_one_of(ALLREDUCES), ALLREDUCES.index("hierarchical")),
     "HOROVOD_FUSION_THRESHOLD": (BYTES, 128 * 1024 * 1024),
@@ -146,8 +151,11 @@ class Network:
     address: str  # empty: not set
     port: int  # 0: not set
     interface: str | None  # to use for the connections between ranks
+    own_address: str | None  # to use for them, if it is known
     launcher_serves: bool  # the server runs there already; otherwise rank 0 runs it
     insecure: bool  # to go without a key
+    encrypt: bool = False  # tensors too
+    names_come_late: bool = False  # the name of the address may not be known yet
 
 
 @dataclass(frozen=True)
@@ -227,8 +235,11 @@ def read_network(environ: Mapping[str, str] | None = None) -> Network:
         address=read("HOROVOD_GLOO_RENDEZVOUS_ADDR", environ) or "",
         port=read("HOROVOD_GLOO_RENDEZVOUS_PORT", environ) or 0,
         interface=read("HOROVOD_GLOO_IFACE", environ),
+        own_address=read("HOROVOD_HOST_ADDRESS", environ),
         launcher_serves=read("HOROVOD_RENDEZVOUS_SERVER", environ) == RENDEZVOUS_SERVERS.index("launcher"),
         insecure=read("HOROVOD_INSECURE", environ),
+        encrypt=read("HOROVOD_ENCRYPT", environ),
+        names_come_late=names_come_late(os.environ if environ is None else environ),
     )
 
 

@@ -15,7 +15,6 @@ _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?:
 _HOSTFILE_LINE = re.compile(
     r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?:\s+slots\s*=\s*(?P<slots>[0-9]{1,9}))?"
 )
-_LATER = "this version starts workers on this machine only; other machines come with a later one"
 
 
 @dataclass(frozen=True)
@@ -116,18 +115,13 @@ def _is_address_of_this_machine(family: int, address: tuple[object, ...]) -> boo
 
 
 def is_local(name: str) -> bool:
-    """Whether a host name or address is this machine.
-
-    Raises:
-        UsageError: The name can't be resolved.
-    """
+    """Whether a host name or address is this machine. A name that is not known here may be one that ssh knows."""
     if name.lower() in ("localhost", "127.0.0.1", "::1", socket.gethostname().lower()):
         return True
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"unknown host {name}: {reason}; {_LATER}") from None
+    except (OSError, UnicodeError):
+        return False
     return any(_is_address_of_this_machine(family, address) for family, _, _, _, address in found)
 
 
@@ -166,18 +160,6 @@ def assign_slots(hosts: Sequence[Host], size: int) -> list[Slot]:
                 )
             )
     return slots
-
-
-def local_slots(hosts: Sequence[Host], size: int) -> list[Slot]:
-    """As `assign_slots`, for a job on this machine. Each of its names, such as 127.0.0.2, is a host of its own.
-
-    Raises:
-        UsageError: A host is not this machine, or there are too few slots.
-    """
-    for host in hosts:
-        if not is_local(host.name):
-            raise UsageError(f"{host.name} is not this machine; {_LATER}")
-    return assign_slots(hosts, size)
 
 
 def host_names(slots: Sequence[Slot]) -> list[str]:

@@ -1,14 +1,12 @@
-"""Starts the workers of a job on this host, watches them and ends them.
+"""A job from its start to its end: what becomes of workers' words and deaths, of signals, and of the launcher's death.
 
-One thread, one selector: pidfds of the workers, their output, signals, the launcher's pidfd, and the rendezvous server
-if the job has several hosts. States of a job:
+One thread, one loop: the crew (its processes and their output), signals and the launcher's pidfd. States of a job:
 
     running   until a worker fails, a signal asks for the end, the launcher is gone, or all workers have ended
-    ending    everything that is left was sent a signal; at `kill_at` it is killed
-    ended     no descendant is left (process_tree.py): what the workers wrote last is read, the failure is reported
+    ending    everything that is left was sent a signal; after the grace time it is killed
+    ended     the crew is gone: what the workers wrote last is read, the failure is reported
 
-The culprit is the first worker to *end* badly: when one dies, the others fail almost at once for lack of it. epoll
-hands out pidfds in the order in which they became readable, which is the order of death, however late we look.
+The culprit is the first worker to *end* badly: when one dies, the others fail almost at once for lack of it.
 
 A worker that ends with 0 before the others is no failure. Processes that a worker leaves behind may go on as long as
 the job does and are then ended with it.
@@ -16,150 +14,166 @@ the job does and are then ended with it.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import os
-import selectors
 import shlex
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from typing import BinaryIO
 
-from horovod.common.rendezvous.loop import LONGEST_WAIT
-from horovod.common.rendezvous.server import RendezvousServer
-from horovod.runner import process_tree
-from horovod.runner.forwarding import Screen, WorkerStream, open_screens
+from horovod.common.rendezvous.loop import READ, Loop
+from horovod.runner.crew import Crew, CrewEvents, Stream
+from horovod.runner.forwarding import WorkerStream, open_screens
 from horovod.runner.hosts import Slot
+from horovod.runner.run_job import PIECE
+from horovod.runner.sink import Sink
 from horovod.runner.supervisor import ENDING_SIGNALS, heeded_signals, signal_name
 
 GRACE_SECONDS = 5.0
-READ_BYTES = 64 << 10
-NOT_STARTABLE = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.E2BIG, errno.ENOTDIR, errno.ELOOP)
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What to start."""
+    """What to run, and what to do with its output."""
 
     command: Sequence[str]
     slots: Sequence[Slot]
     copies: Sequence[tuple[BinaryIO, BinaryIO]] = ()  # By rank, or none: files for stdout and stderr.
+    results_fd: int | None = None  # Where what ranks return goes (run_job.py); who reads it is who wants the job.
     timestamps: bool = False
     verbose: bool = False
     grace_seconds: float = GRACE_SECONDS
 
 
-@dataclass
-class Worker:
-    """One rank's process."""
+@dataclass(frozen=True)
+class _Culprit:
+    """The first worker to fail."""
 
     slot: Slot
-    process: subprocess.Popen[bytes]
-    pidfd: int
-    stderr: WorkerStream = field(repr=False)
-
-    @property
-    def rank(self) -> int:
-        """The worker's rank."""
-        return self.slot.rank
+    code: int
 
     def outcome(self) -> str:
         """How the process ended, in words that follow "Process 3"."""
-        code = self.process.returncode
-        return f"exit with status code {code}" if code >= 0 else f"was killed by signal {signal_name(-code)}"
+        if self.code >= 0:
+            return f"exit with status code {self.code}"
+        return f"was killed by signal {signal_name(-self.code)}"
 
 
-class LocalJob:
-    """The workers of one job and everything that they start."""
+class Job:
+    """One job; it hears what its crew tells."""
 
     def __init__(
         self,
         plan: JobPlan,
-        environments: Sequence[Mapping[str, str]],
-        server: RendezvousServer | None,
+        make_crew: Callable[[Loop, CrewEvents], Crew],
         launcher_pidfd: int,
         worker_mask: Set[int],
     ) -> None:
         """To be made in the supervisor process.
 
         Args:
-            plan: What to start.
-            environments: Of the workers, by rank.
-            server: The rendezvous server, to be run along with the job.
+            plan: What to run.
+            make_crew: Makes those who start the workers.
             launcher_pidfd: See `supervisor.run_supervised`.
             worker_mask: See `supervisor.run_supervised`.
         """
         self._plan = plan
-        self._environments = environments
-        self._server = server
-        self._worker_mask = worker_mask
-        self._selector = selectors.EpollSelector()  # By name: its order of events matters.
-        self._alive: dict[int, Worker] = {}  # By pid, until reaped: their pids and groups can't be reused.
-        self._streams: dict[int, WorkerStream] = {}  # By descriptor, until their end.
-        self._paused: set[int] = set()
-        self._culprit: Worker | None = None
+        self._loop = Loop()
+        self._pids: dict[int, int] = {}  # By rank.
+        self._left = {slot.rank for slot in plan.slots}  # Those that have not ended.
+        self._streams: dict[tuple[int, Stream], WorkerStream] = {}
+        self._culprit: _Culprit | None = None
         self._exit_code = 0
-        self._kill_at: float | None = None  # Set: the job is ending.
+        self._ending = False
+        self._may_speak = False  # The first word starts a thread, and the crew forks before that.
         self._launcher_gone = False
         self._interrupted = False
         wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._stdout, self._stderr = open_screens(wake_fd, plan.timestamps)
-        self._watch(wake_fd, lambda: os.eventfd_read(wake_fd))
-        if server is not None:
-            server.tell = lambda text: self._stderr.message(f"horovodrun: {text}")
-            self._watch(server.fileno(), server.step)
+        self._screens = dict(zip((Stream.STDOUT, Stream.STDERR), open_screens(wake_fd, plan.timestamps), strict=True))
+        self._loop.watch(wake_fd, READ, lambda _events: os.eventfd_read(wake_fd))
+        self._results: Sink | None = None
+        if plan.results_fd is not None:
+            self._results = Sink(plan.results_fd, lambda: os.eventfd_write(wake_fd, 1))
+            self._loop.watch(plan.results_fd, READ, lambda _events: self._on_reader_gone())
         self._launcher_pidfd = launcher_pidfd
-        self._watch(launcher_pidfd, self._on_launcher_gone)
-        self._watch_signals()
+        self._loop.watch(launcher_pidfd, READ, lambda _events: self._on_launcher_gone())
+        self._watch_signals(worker_mask)
+        self._crew = make_crew(self._loop, self)
 
     def run(self) -> int:
         """Run the job to its end and return the launcher's exit code."""
-        self._start_workers()
-        while process_tree.reap_orphans(own=self._alive):
-            self._wait_for_events(self._next_deadline())
-            if self._kill_at is not None and time.monotonic() >= self._kill_at and not self._kill():
-                break
-        self._read_what_is_left()
+        self._crew.start()
+        self._may_speak = True
+        for rank, pid in self._pids.items():
+            self._tell_start(rank, pid)
+        while not self._crew.is_gone():
+            self._loop.step(self._next_quiet())
+            self._show_pending()
+            self._crew.pause({stream for stream, screen in self._screens.items() if screen.sink.is_full()})
+        self._crew.read_what_is_left()
+        for stream in self._streams.values():
+            stream.close()
         if self._culprit is not None:
-            self._stderr.message(self._failure_report(self._culprit))
-        for screen in self._screens():
+            self._say(self._failure_report(self._culprit))
+        for screen in self._screens.values():
             screen.end_row()
         self._flush()
         return self._exit_code
 
-    # ---- Events -----------------------------------------------------------------------------------------------------
+    # ---- What the crew tells ----------------------------------------------------------------------------------------
 
-    def _watch(self, fd: int, handler: Callable[[], object]) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, handler)
+    def on_started(self, rank: int, pid: int) -> None:
+        """A worker runs."""
+        self._pids[rank] = pid
+        if self._may_speak:
+            self._tell_start(rank, pid)
 
-    def _watch_signals(self) -> None:
+    def on_output(self, rank: int, stream: Stream, data: bytes) -> None:
+        """A worker wrote something."""
+        if stream is not Stream.RESULT:
+            self._stream(rank, stream).feed(data)
+        elif self._results is not None:
+            self._results.write(PIECE.pack(rank, len(data)) + data)
+
+    def on_closed(self, rank: int, stream: Stream) -> None:
+        """Nothing more comes from a stream."""
+        if stream is not Stream.RESULT:
+            self._stream(rank, stream).close()
+
+    def on_ended(self, rank: int, code: int) -> None:
+        """A worker has ended."""
+        self._left.discard(rank)
+        if code != 0 and not self._ending:
+            self._culprit = _Culprit(self._plan.slots[rank], code)
+            self._exit_code = code if code > 0 else 128 - code
+            self._say(f"Process {rank} {self._culprit.outcome()}.")
+            if self._left:
+                self._say(f"Terminating remaining workers after failure of Process {rank}.")
+            self._end(signal.SIGTERM)
+        elif not self._left:
+            self._crew.end(signal.SIGTERM)  # What the workers have left behind.
+
+    def on_trouble(self, text: str, exit_code: int) -> None:
+        """Something else than a worker went wrong, so that the job can't go on."""
+        if not self._ending:
+            self._exit_code = exit_code
+            self._say(f"horovodrun: {text}")
+            self._end(signal.SIGTERM)
+
+    def on_word(self, text: str) -> None:
+        """Something that the user should know."""
+        self._say(f"horovodrun: {text}")
+
+    # ---- Other events -----------------------------------------------------------------------------------------------
+
+    def _watch_signals(self, worker_mask: Set[int]) -> None:
         read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         for signum in heeded_signals() | {signal.SIGCHLD}:
             signal.signal(signum, lambda *_: None)
-        self._watch(read_end, lambda: self._on_signals(os.read(read_end, 4096)))
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._worker_mask)
-
-    def _wait_for_events(self, deadline: float | None) -> None:
-        timeout = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT)
-        for key, _ in self._selector.select(timeout):
-            key.data()
-        now = time.monotonic()
-        if self._server is not None and (due := self._server.next_time()) is not None and due <= now:
-            self._server.step()
-        for stream in self._streams.values():
-            if stream.quiet_at is not None and stream.quiet_at <= now:
-                stream.show_pending()
-        self._pause_or_resume_reading()
-
-    def _next_deadline(self) -> float | None:
-        deadlines = [stream.quiet_at for stream in self._streams.values()]
-        deadlines += [self._kill_at, self._server.next_time() if self._server is not None else None]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        self._loop.watch(read_end, READ, lambda _events: self._on_signals(os.read(read_end, 4096)))
+        signal.pthread_sigmask(signal.SIG_SETMASK, worker_mask)
 
     def _on_signals(self, numbers: bytes) -> None:
         for signum in numbers:
@@ -169,171 +183,86 @@ class LocalJob:
         if signum == signal.SIGCHLD:
             return  # Only wakes the loop, which reaps.
         if signum not in ENDING_SIGNALS:
-            # To the workers alone: helper processes rarely expect these, and would die.
-            for pid in self._alive:
-                os.kill(pid, signum)
-        elif self._kill_at is None:
+            self._crew.forward(signum)
+        elif not self._ending:
             self._exit_code = 128 + signum
-            self._stderr.message(
+            self._say(
                 f"horovodrun: {signal_name(signum)} received and sent to the workers;"
                 f" those left in {self._plan.grace_seconds:g} s are killed"
             )
             self._end(signum)
         elif signum == signal.SIGINT:
-            self._kill_at = time.monotonic()
+            self._crew.kill()
         self._interrupted = self._interrupted or signum in ENDING_SIGNALS
 
     def _on_launcher_gone(self) -> None:
-        self._selector.unregister(self._launcher_pidfd)
+        self._loop.forget(self._launcher_pidfd)
         self._launcher_gone = True
-        if self._kill_at is None:
+        if not self._ending:
             self._exit_code = 128 + signal.SIGKILL
             self._end(signal.SIGTERM)
 
-    def _on_worker_ended(self, worker: Worker) -> None:
-        self._selector.unregister(worker.pidfd)
-        os.close(worker.pidfd)
-        del self._alive[worker.process.pid]
-        code = worker.process.wait()
-        if code != 0 and self._kill_at is None:
-            self._culprit = worker
-            self._exit_code = code if code > 0 else 128 - code
-            self._stderr.message(f"Process {worker.rank} {worker.outcome()}.")
-            if self._alive:
-                self._stderr.message(f"Terminating remaining workers after failure of Process {worker.rank}.")
-            self._end(signal.SIGTERM)
-        elif not self._alive and process_tree.reap_orphans():
-            self._end(signal.SIGTERM)  # What the workers have left behind.
-
-    # ---- Workers ----------------------------------------------------------------------------------------------------
-
-    def _start_workers(self) -> None:
-        supervisor = os.getpid()
-        for slot in self._plan.slots:
-            try:
-                process = subprocess.Popen(
-                    self._plan.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env=self._environments[slot.rank],
-                    start_new_session=True,
-                    # Safe here: this process has a single thread until the first output is forwarded.
-                    preexec_fn=lambda: process_tree.die_with_parent(supervisor),  # noqa: PLW1509
-                )
-            except (OSError, subprocess.SubprocessError) as error:
-                code = getattr(error, "errno", None)
-                self._exit_code = 2 if code in NOT_STARTABLE else 1
-                reason = getattr(error, "strerror", None) or error
-                self._stderr.message(f"horovodrun: can't start rank {slot.rank}: {self._plan.command[0]}: {reason}")
-                self._end(signal.SIGTERM)
-                return
-            self._adopt(slot, process)
-        if self._plan.verbose:
-            for worker in self._alive.values():
-                self._stderr.message(f"Process {worker.rank} started on {worker.slot.hostname}: {worker.process.pid}.")
-
-    def _adopt(self, slot: Slot, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None and process.stderr is not None
-        copies = self._plan.copies[slot.rank] if self._plan.copies else (None, None)
-        out = WorkerStream(slot.rank, "stdout", self._stdout, copies[0])
-        err = WorkerStream(slot.rank, "stderr", self._stderr, copies[1])
-        for pipe, stream in ((process.stdout, out), (process.stderr, err)):
-            fd = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 3)  # Ours, whatever the Popen object does to its own.
-            pipe.close()
-            os.set_blocking(fd, False)
-            self._streams[fd] = stream
-            self._watch_stream(fd)
-        worker = Worker(slot, process, os.pidfd_open(process.pid), err)
-        self._alive[process.pid] = worker
-        self._watch(worker.pidfd, lambda: self._on_worker_ended(worker))
+    def _on_reader_gone(self) -> None:
+        assert self._plan.results_fd is not None
+        self._loop.forget(self._plan.results_fd)
+        self.on_trouble("the program that wanted the results has ended", 1)
 
     def _end(self, signum: int) -> None:
-        """Send a signal to everything that is left; what is still there after the grace time is killed."""
-        if self._kill_at is None:
-            self._kill_at = time.monotonic() + self._plan.grace_seconds
-        for group in self._alive:
-            with contextlib.suppress(OSError):  # All of the group have ended, or became another user's.
-                os.killpg(group, signum)
-        process_tree.signal_descendants(signum, except_groups=self._alive)
-
-    def _kill(self) -> bool:
-        """Kill all that is left; False if that is not possible."""
-        for worker in list(self._alive.values()):
-            self._selector.unregister(worker.pidfd)
-        self._alive.clear()
-        unkillable = process_tree.kill_descendants()
-        if unkillable:
-            pids = ", ".join(map(str, unkillable))
-            self._stderr.message(f"horovodrun: could not kill: {pids} (stuck in the kernel, or of another user)")
-        return not unkillable
+        self._ending = True
+        self._crew.end(signum)
 
     # ---- Output -----------------------------------------------------------------------------------------------------
 
-    def _screens(self) -> set[Screen]:
-        return {self._stdout, self._stderr}
+    def _say(self, text: str) -> None:
+        self._screens[Stream.STDERR].message(text)
 
-    def _watch_stream(self, fd: int) -> None:
-        self._watch(fd, lambda: self._read(fd))
+    def _tell_start(self, rank: int, pid: int) -> None:
+        if self._plan.verbose:
+            self._say(f"Process {rank} started on {self._plan.slots[rank].hostname}: {pid}.")
 
-    def _read(self, fd: int) -> bool:
-        """Read a piece of a stream; False if there is nothing to read (now, or ever)."""
-        try:
-            data = os.read(fd, READ_BYTES)
-        except BlockingIOError:
-            return False
-        if data:
-            self._streams[fd].feed(data)
-            return True
-        self._streams.pop(fd).close()
-        if fd not in self._paused:
-            self._selector.unregister(fd)
-        self._paused.discard(fd)
-        os.close(fd)
-        return False
+    def _stream(self, rank: int, stream: Stream) -> WorkerStream:
+        if (rank, stream) not in self._streams:
+            copies = self._plan.copies[rank] if self._plan.copies else (None, None)
+            copy = copies[0 if stream is Stream.STDOUT else 1]
+            self._streams[rank, stream] = WorkerStream(rank, stream.name.lower(), self._screens[stream], copy)
+        return self._streams[rank, stream]
 
-    def _pause_or_resume_reading(self) -> None:
-        full = {screen for screen in self._screens() if screen.sink.is_full()}
-        for fd, stream in self._streams.items():
-            if stream.screen in full and fd not in self._paused:
-                self._selector.unregister(fd)
-                self._paused.add(fd)
-            elif stream.screen not in full and fd in self._paused:
-                self._paused.discard(fd)
-                self._watch_stream(fd)
+    def _next_quiet(self) -> float | None:
+        times = (stream.quiet_at for stream in self._streams.values())
+        return min((when for when in times if when is not None), default=None)
 
-    def _read_what_is_left(self) -> None:
-        """Read what the pipes still hold. Nobody writes any more, so this is at most a pipe's capacity each."""
-        for fd in list(self._streams):
-            while fd in self._streams and self._read(fd):
-                pass
-        for stream in self._streams.values():  # Held open by something that could not be killed.
-            stream.close()
+    def _show_pending(self) -> None:
+        now = time.monotonic()
+        for stream in self._streams.values():
+            if stream.quiet_at is not None and stream.quiet_at <= now:
+                stream.show_pending()
 
     def _flush(self) -> None:
         """Wait until all is written, unless nobody waits for it any more."""
         already_interrupted = self._interrupted
         self._interrupted = False
         deadline = time.monotonic() + 1.0 if already_interrupted or self._launcher_gone else None
-        while not all([screen.sink.is_empty() for screen in self._screens()]):
-            for key, _ in self._selector.select(None if deadline is None else deadline - time.monotonic()):
-                key.data()
+        sinks = [screen.sink for screen in set(self._screens.values())]
+        sinks += [] if self._results is None else [self._results]
+        while not all([sink.is_empty() for sink in sinks]):
+            self._loop.step(deadline)
             if self._interrupted or self._launcher_gone or (deadline is not None and time.monotonic() >= deadline):
                 return
 
-    def _failure_report(self, worker: Worker) -> str:
+    def _failure_report(self, culprit: _Culprit) -> str:
+        rank = culprit.slot.rank
         lines = [
-            f"horovodrun: the first process to fail was rank {worker.rank} of {len(self._plan.slots)}: it"
-            f" {worker.outcome().replace('exit with', 'ended with')}.",
-            f"  host:    {worker.slot.hostname}",
-            f"  pid:     {worker.process.pid}",
+            f"horovodrun: the first process to fail was rank {rank} of {len(self._plan.slots)}: it"
+            f" {culprit.outcome().replace('exit with', 'ended with')}.",
+            f"  host:    {culprit.slot.hostname}",
+            f"  pid:     {self._pids[rank]}",
             f"  command: {shlex.join(self._plan.command)}",
         ]
-        if worker.process.returncode == -signal.SIGKILL:
+        if culprit.code == -signal.SIGKILL:
             lines.append(
                 "  Nothing but another process or the kernel sends SIGKILL: was the host out of memory (dmesg)?"
             )
-        tail = worker.stderr.tail.lines()
+        tail = self._stream(rank, Stream.STDERR).tail.lines()
         if tail:
             lines.append("  last lines of its stderr:" if len(tail) > 1 else "  its stderr:")
             lines += [f"    {line}" for line in tail]

@@ -12,13 +12,20 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from horovod.runner import options, tunables
 from horovod.runner.errors import UsageError
-from horovod.runner.hosts import Host, local_slots, parse_hostfile, parse_hosts
+from horovod.runner.hosts import Host, assign_slots, host_names, is_local, parse_hostfile, parse_hosts
+
+if TYPE_CHECKING:  # What --help and --version need not load.
+    from horovod.common.rendezvous.loop import Loop
+    from horovod.runner.crew import Crew, CrewEvents
+    from horovod.runner.job import JobPlan
+
+    MakeCrew = Callable[[Loop, CrewEvents], Crew]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -44,16 +51,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
             args.use_mpi = True
     tunables.check_tunables(args)
     options.check_available(args)
+    if args.num_proc is None and args.hosts is None and args.hostfile is None:
+        args.num_proc = sum(host.slots for host in _allocated_hosts()) or None
     if args.num_proc is None:
         raise UsageError("the number of processes is missing: -np N (see horovodrun --help)")
     if not args.command:
         raise UsageError("the command to start is missing: horovodrun -np N COMMAND [ARG...]")
-    if shutil.which(args.command[0]) is None:
-        raise UsageError(f"command not found, or not executable: {args.command[0]}")
-    interfaces = [name for _, name in socket.if_nameindex()]
-    for name in args.nics or ():
-        if name not in interfaces:
-            raise UsageError(f"--network-interfaces: there is no {name} here (there are: {', '.join(interfaces)})")
     return args
 
 
@@ -92,8 +95,106 @@ def _grace_seconds(default: float) -> float:
     return seconds
 
 
-def run_job(args: argparse.Namespace) -> int:
+def _hosts(args: argparse.Namespace) -> list[Host]:
+    if args.hostfile is not None:
+        return parse_hostfile(args.hostfile)
+    if args.hosts is not None:
+        return parse_hosts(args.hosts)
+    return _allocated_hosts() or [Host("localhost", args.num_proc)]
+
+
+def _allocated_hosts() -> list[Host]:
+    """The hosts of the LSF job that horovodrun was called in, if it was."""
+    from horovod.common.schedulers import lsf_hosts
+
+    if not os.environ.get("LSB_JOBID"):
+        return []
+    try:
+        return [Host(name, slots) for name, slots in lsf_hosts(os.environ)]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _check_local(args: argparse.Namespace, is_alone: bool, takes_part: bool) -> None:
+    """Check what can be checked before anything is started, as far as it concerns this machine."""
+    if takes_part and shutil.which(args.command[0]) is None:
+        raise UsageError(f"command not found, or not executable: {args.command[0]}")
+    interfaces = [name for _, name in socket.if_nameindex()]
+    for name in args.nics or ():
+        if is_alone and name not in interfaces:
+            raise UsageError(f"--network-interfaces: there is no {name} here (there are: {', '.join(interfaces)})")
+    if not is_alone:
+        from horovod.runner.ssh import find_ssh
+
+        if find_ssh() is None:
+            raise UsageError("there is no ssh on this machine, which leads to other hosts: install OpenSSH's client")
+        if args.ssh_identity_file is not None and not os.access(args.ssh_identity_file, os.R_OK):
+            raise UsageError(f"-i: can't read {args.ssh_identity_file}")
+
+
+def _local_crew(plan: JobPlan, exported: Mapping[str, str], payload: bytes | None) -> MakeCrew:
+    """Workers on this machine, whose names may count as several hosts."""
+    from horovod.runner.crew import Task, Work
+    from horovod.runner.environment import Credentials, shared_variables, worker_environments
+    from horovod.runner.local_crew import LocalCrew
+    from horovod.runner.rendezvous import serve_on_loopback
+
+    def make_crew(loop: Loop, events: CrewEvents) -> Crew:
+        """In the supervisor, which is to hold the server alone."""
+        credentials = Credentials()
+        variables = serve_on_loopback(loop, credentials, [slot.hostname for slot in plan.slots], events.on_word)
+        environments = worker_environments(plan.slots, shared_variables(exported, credentials, variables))
+        tasks = [Task(rank, environment) for rank, environment in enumerate(environments)]
+        return LocalCrew(loop, events, Work(plan.command, tasks, plan.grace_seconds, payload))
+
+    return make_crew
+
+
+def _cluster_crew(
+    args: argparse.Namespace,
+    plan: JobPlan,
+    exported: Mapping[str, str],
+    remote: Sequence[str],
+    payload: bytes | None,
+) -> MakeCrew:
+    """Workers on other machines, and maybe on this one too."""
+    from horovod.common.environment import read
+    from horovod.runner.cluster import ClusterCrew, ClusterPlan
+    from horovod.runner.ssh import SshOptions
+
+    try:
+        start_seconds = args.start_timeout or read("HOROVOD_START_TIMEOUT") or 30.0
+        silence_seconds = read("HOROVOD_HEARTBEAT_TIMEOUT_SECONDS")
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+    def make_crew(loop: Loop, events: CrewEvents) -> Crew:
+        cluster = ClusterPlan(
+            command=plan.command,
+            slots=plan.slots,
+            remote=frozenset(remote),
+            # A little less than all of it: what ssh says then tells more than that nothing came.
+            ssh=SshOptions(args.ssh_port, args.ssh_identity_file, max(1, int(0.8 * start_seconds))),
+            exported=exported,
+            interfaces=args.nics or (),
+            start_seconds=start_seconds,
+            silence_seconds=silence_seconds,
+            grace_seconds=plan.grace_seconds,
+            payload=payload,
+            tell=events.on_word if plan.verbose else lambda _text: None,
+        )
+        return ClusterCrew(loop, events, cluster)
+
+    return make_crew
+
+
+def run_job(args: argparse.Namespace, payload: bytes | None = None, results_fd: int | None = None) -> int:
     """Run the job that the arguments describe.
+
+    Args:
+        args: From `parse_args`.
+        payload: What every worker is to find on standard input.
+        results_fd: Where what workers return is to go.
 
     Returns:
         The launcher's exit code.
@@ -102,8 +203,6 @@ def run_job(args: argparse.Namespace) -> int:
         UsageError: It can't be started as described.
     """
     from horovod.runner import job
-    from horovod.runner.environment import Credentials, worker_environments
-    from horovod.runner.rendezvous import open_server
     from horovod.runner.supervisor import run_supervised
 
     def tell(text: str) -> None:
@@ -111,14 +210,14 @@ def run_job(args: argparse.Namespace) -> int:
             print(text, file=sys.stderr)
 
     tell("Filtering local host names.")
-    if args.hostfile is not None:
-        hosts = parse_hostfile(args.hostfile)
-    elif args.hosts is not None:
-        hosts = parse_hosts(args.hosts)
-    else:
-        hosts = [Host("localhost", args.num_proc)]
-    slots = local_slots(hosts, args.num_proc)
-    tell(f"All hosts are local, starting {args.num_proc} of {sum(host.slots for host in hosts)} slots.")
+    hosts = _hosts(args)
+    slots = assign_slots(hosts, args.num_proc)
+    remote = [name for name in host_names(slots) if not is_local(name)]
+    for name in remote:
+        tell(f"Remote host found: {name}")
+    if not remote:
+        tell(f"All hosts are local, starting {args.num_proc} of {sum(host.slots for host in hosts)} slots.")
+    _check_local(args, is_alone=not remote, takes_part=len(remote) < len(host_names(slots)))
     exported = options.exported_variables(args)
     for variable, value in exported.items():
         tell(f"Setting {variable}={value}.")
@@ -129,16 +228,11 @@ def run_job(args: argparse.Namespace) -> int:
         timestamps=args.prefix_output_with_timestamp,
         verbose=args.verbose,
         grace_seconds=_grace_seconds(job.GRACE_SECONDS),
+        results_fd=results_fd,
     )
-
-    def run(launcher_pidfd: int, worker_mask: Set[int]) -> int:
-        """In the supervisor, which is to hold the server alone."""
-        credentials = Credentials()
-        server, variables = open_server(slots, credentials)
-        environments = worker_environments(slots, exported, credentials, variables)
-        return job.LocalJob(plan, environments, server, launcher_pidfd, worker_mask).run()
-
-    return run_supervised(run)
+    on_this_machine = _local_crew(plan, exported, payload)
+    make_crew = _cluster_crew(args, plan, exported, remote, payload) if remote else on_this_machine
+    return run_supervised(lambda pidfd, mask: job.Job(plan, make_crew, pidfd, mask).run())
 
 
 def _open_closed_streams() -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from horovod.common.environment import VARIABLES
 from horovod.runner.errors import UsageError
 from horovod.runner.tunables import SECTIONS, TUNABLES, Tunable, tunable_variables
 
@@ -45,11 +46,15 @@ def check_available(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value is not False:
             raise UsageError(f"{option}: {feature} is not available in this version")
+    if args.encrypt and "HOROVOD_ENCRYPT" not in VARIABLES:
+        raise UsageError("--encrypt: encryption is not available in this version")
 
 
 def exported_variables(args: argparse.Namespace) -> dict[str, str]:
     """The variables that the given options set in every worker's environment."""
     exported = tunable_variables(args)
+    if args.encrypt:
+        exported["HOROVOD_ENCRYPT"] = "1"
     if args.start_timeout is not None:
         exported["HOROVOD_START_TIMEOUT"] = str(args.start_timeout)
     if args.tcp:
@@ -153,12 +158,13 @@ def _add_tunable(group: argparse._ArgumentGroup, tunable: Tunable) -> None:
 def _add_general(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-v", "--version", action="store_true", help="Print the version and exit.")
-    add("-np", "--num-proc", type=positive, metavar="N", help="Number of processes.")
+    add("-np", "--num-proc", type=positive, metavar="N", help="Number of processes; in an LSF job all its slots.")
     add("-cb", "--check-build", action="store_true", help="Print what this installation can do and exit.")
     add("--disable-cache", action="store_true",
-        help="Repeat all checks of hosts; on one host there are none to remember.")
+        help="Repeat all checks of hosts; they are always repeated.")
     add("--start-timeout", type=positive, metavar="S",
-        help="Time limit for all processes to have called init (default: HOROVOD_START_TIMEOUT, or 30).")
+        help="Time limit for the start of all processes on other machines, and then for all to have called init "
+             "(default: HOROVOD_START_TIMEOUT, or 30).")
     add("--network-interfaces", dest="nics", action=_Interfaces, metavar="NAMES",
         help="Network interfaces to use, comma-separated; may be repeated.")
     add("--network-interface", dest="nics", action=_Interfaces, metavar="NAME",
@@ -171,8 +177,8 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
 
 def _add_hosts(add: Callable[..., Any]) -> None:
     add("-H", "--hosts", metavar="HOSTS",
-        help="Hosts and their slots, such as localhost:4 (default: localhost:<np>). Only this machine in this version; "
-             "each of its names, such as 127.0.0.2, counts as a host.")
+        help="Hosts and their slots, such as h1:4,h2:4 (default: localhost:<np>). Other machines are reached by ssh; "
+             "each name of this one, such as 127.0.0.2, counts as a host.")
     add("-hostfile", "--hostfile", metavar="PATH", help="File with lines '<host> slots=<n>'.")
     add("--host-discovery-script", metavar="PATH", help="Not available in this version.")
 
@@ -194,6 +200,7 @@ def _add_elastic(add: Callable[..., Any]) -> None:
 
 def _add_library(add: Callable[..., Any]) -> None:
     add("--mpi-args", metavar="TEXT", help="Not available in this version.")
+    add("--encrypt", action="store_true", help="Encrypt what ranks of different hosts send each other.")
     add("--tcp", action="store_true", help="Between hosts use TCP only; sets NCCL_IB_DISABLE=1.")
     add("--binding-args", metavar="TEXT", help="Not available in this version.")
 

@@ -141,7 +141,10 @@ def rows_of(tensor: Tensor) -> int:
 
 def for_rows(tensor: Tensor) -> tuple[int, Tensor]:
     """The code, and the tensor with its rows one after the other in CPU memory: itself if they are."""
-    return code_of(tensor), contiguous(tensor)
+    code = code_of(tensor)
+    if tensor.is_cpu and tensor.is_contiguous() and not _is_lazy(tensor, code):
+        return code, tensor
+    return code, contiguous(tensor)
 
 
 def contiguous(tensor: Tensor) -> Tensor:
@@ -155,7 +158,10 @@ def from_rows(rows: _core.Rows, dtype: torch.dtype, device: torch.device) -> Ten
     if 0 in shape:
         return torch.empty(shape, dtype=dtype, device=device)
     memory: Any = rows
-    return torch.frombuffer(memory, dtype=dtype).view(shape).to(device)
+    tensor = torch.frombuffer(memory, dtype=dtype)
+    if len(shape) != 1:
+        tensor = tensor.view(shape)
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def _is_lazy(tensor: Tensor, code: int) -> bool:

@@ -11,10 +11,15 @@
 #include <unordered_map>
 #include <utility>
 
+#include "api/guarded.h"
+#include "api/tls.h"
 #include "engine/engine.h"
 #include "engine/logging.h"
 #include "transport/arena.h"
 #include "transport/errors.h"
+
+thread_local std::string hvd::api::last_error;
+std::atomic<bool> hvd::api::forked{false};
 
 namespace {
 
@@ -23,8 +28,10 @@ using hvd::Error;
 using hvd::InvalidError;
 using hvd::Meta;
 using hvd::Request;
-
-thread_local std::string last_error;
+using hvd::api::failed;
+using hvd::api::forked;
+using hvd::api::guarded;
+using hvd::api::last_error;
 
 // What lives as long as the process is never destroyed: at exit other threads, or the child of a fork, may still use
 // it.
@@ -37,9 +44,8 @@ auto& handles = *new std::unordered_map<hvd_handle, std::shared_ptr<Request>>;
 std::atomic<hvd_handle> next_handle{1};
 
 // Fork. A child must neither use nor disturb its parent's engine: it closes the descriptors, the segment is not mapped
-// in it (MADV_DONTFORK), and every call is refused. The child's handler may only do what is safe in a signal handler,
-// so what it closes is prepared here.
-std::atomic<bool> forked{false};
+// in it (MADV_DONTFORK), and every call is refused (`forked`). The child's handler may only do what is safe in a signal
+// handler, so what it closes is prepared here.
 std::atomic<const std::vector<int>*> descriptors{nullptr};  // none: there is no engine
 
 void in_forked_child() {
@@ -56,30 +62,6 @@ void remember_descriptors(const std::vector<int>& fds) {
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, in_forked_child); });
   forget_descriptors();
   descriptors = new std::vector<int>(fds);
-}
-
-hvd_status failed(hvd_status status, const std::string& text) {
-  last_error = text;
-  return status;
-}
-
-// Every function's body runs in here.
-template <typename F>
-hvd_status guarded(F&& body) noexcept {
-  try {
-    if (forked) {
-      return failed(HVD_FORKED,
-                    "Horovod can't be used in a process made by fork() after hvd.init() (a DataLoader worker, for "
-                    "example). Use it in the process that called hvd.init(), or start this one by spawn.");
-    }
-    return body();
-  } catch (const Error& error) {
-    return failed(error.status, error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(HVD_SYSTEM, "out of memory");
-  } catch (const std::exception& error) {
-    return failed(HVD_SYSTEM, error.what());
-  }
 }
 
 std::shared_ptr<Engine> current_engine() {
@@ -173,6 +155,16 @@ int64_t to_ns(int64_t timeout_ms) {
   return timeout_ms < 0 ? -1 : std::min(timeout_ms, kLongest) * 1'000'000;
 }
 
+std::vector<hvd::Connected> connected(const int* fds, hvd_tls* const* sessions, int32_t count) {
+  std::vector<hvd::Connected> all;
+  for (int32_t i = 0; i < count; ++i) {
+    hvd_tls* const session = sessions != nullptr && fds[i] >= 0 ? sessions[i] : nullptr;
+    if (session != nullptr && !session->session) throw InvalidError("hvd_tls: the engine has the session already");
+    all.push_back({fds[i], session != nullptr ? std::move(session->session) : nullptr});
+  }
+  return all;
+}
+
 hvd::World world_of(const hvd_config& config) {
   if (config.size < 1 || config.n_hosts < 1) throw InvalidError("hvd_config: no ranks, or no hosts");
   const auto size = static_cast<size_t>(config.size);
@@ -255,8 +247,8 @@ hvd_status hvd_init(const hvd_config* config) {
     wiring.alive_fds = config->alive_fds;
     wiring.doorbells = config->doorbells;
     wiring.arena_fds = config->arena_fds;
-    wiring.links.assign(config->links, config->links + config->size);
-    wiring.controls.assign(config->controls, config->controls + config->n_hosts);
+    wiring.links = connected(config->links, config->link_sessions, config->size);
+    wiring.controls = connected(config->controls, config->control_sessions, config->n_hosts);
     if (wiring.segment->local_size() != config->local_size || wiring.segment->size() != config->size ||
         wiring.segment->cache_capacity() != config->cache_capacity) {
       throw InvalidError("the segment was made for other settings");
@@ -281,6 +273,7 @@ hvd_status hvd_shutdown(void) {
     if (!last) return HVD_OK;
     last->shutdown();
     forget_descriptors();
+    hvd::release_kept_results();
     return HVD_OK;
   });
 }
@@ -385,7 +378,7 @@ hvd_status hvd_take_result(hvd_handle handle, hvd_result* result) {
   });
 }
 
-void hvd_free_data(void* data) { std::free(data); }
+void hvd_free_data(void* data) { hvd::free_result(data); }
 
 void* hvd_alloc(size_t bytes) {
   try {

@@ -84,6 +84,32 @@ typedef int64_t hvd_handle;  // positive; never reused within a process
 HVD_EXPORT const char* hvd_last_error(void);
 HVD_EXPORT const char* hvd_version(void);
 
+// ---- Encryption -----------------------------------------------------------------------------------------------------
+
+// TLS 1.3 over a connected, non-blocking socket, by a key that is for this connection alone; by OpenSSL's libssl, found
+// at run time. None of these functions waits. A session is used by one thread at a time.
+typedef struct hvd_tls hvd_tls;
+#define HVD_TLS_KEY_BYTES 32
+
+// Looks for the library by name or path (NULL: libssl.so.3) and tells its version. HVD_SYSTEM if it can't be used.
+HVD_EXPORT hvd_status hvd_tls_load(const char* library, const char** version);
+// Makes one end of a session, which is the caller's to close, also after hvd_init has taken what is in it. Either side
+// may listen, but one must.
+HVD_EXPORT hvd_status hvd_tls_open(const char* library, int listening, const uint8_t* key, hvd_tls** session);
+HVD_EXPORT void hvd_tls_close(hvd_tls* session);
+// HVD_PENDING until the handshake is done; then call it again when the socket is readable (or writable, if there is
+// output). HVD_SYSTEM if the other side does not know the key.
+HVD_EXPORT hvd_status hvd_tls_handshake(hvd_tls* session, int fd);
+// Reads up to so many bytes; *read is 0 at the end of the connection. HVD_PENDING if there are none now. HVD_SYSTEM if
+// the connection has failed or somebody has changed what was sent. To be called until it is HVD_PENDING: that the
+// socket has nothing does not mean that the session has nothing.
+HVD_EXPORT hvd_status hvd_tls_read(hvd_tls* session, int fd, void* into, size_t bytes, size_t* read);
+// Takes up to so many bytes to be sent. HVD_PENDING if it takes none now.
+HVD_EXPORT hvd_status hvd_tls_write(hvd_tls* session, int fd, const void* data, size_t bytes, size_t* written);
+// Sends what the session still holds. HVD_PENDING while there is output left, for which the socket has no room.
+HVD_EXPORT hvd_status hvd_tls_flush(hvd_tls* session, int fd);
+HVD_EXPORT int hvd_tls_has_output(const hvd_tls* session);
+
 // ---- Life cycle -----------------------------------------------------------------------------------------------------
 
 // Makes the shared-memory segment of one host and one generation: an anonymous, sealed, close-on-exec memfd, laid out
@@ -107,6 +133,10 @@ typedef struct {
   const int* links;     // by rank: to every rank of another host; -1 for those of our own
   const int* controls;  // by host. Rank 0: to local rank 0 of that host. Local rank 0 of another host: to rank 0, at
                         // index 0. -1 elsewhere
+  // Sessions over these, whose handshakes are done; NULL where a connection is not encrypted. hvd_init takes what is in
+  // them, so that they can't be used any more.
+  hvd_tls* const* link_sessions;     // by rank
+  hvd_tls* const* control_sessions;  // by host
   // By local rank.
   const int* alive_fds;  // readable once that rank is gone (a pidfd); -1: unknown, heartbeat alone watches it
   const int* doorbells;  // two eventfds per local rank: 2 * r for its background thread, 2 * r + 1 for its waiters

@@ -1,11 +1,12 @@
 // horovod._core: the C interface for Python, and nothing above it. Names, dtypes and defaults are the bindings'
-// business; operations and handles are in python_operations.h, memory of the engine in python_memory.h, the life cycle
-// and the module itself are here.
+// business; operations and handles are in python_operations.h, memory of the engine in python_memory.h, encryption in
+// python_tls.h, the life cycle and the module itself are here.
 #include <new>
 #include <string>
 #include <vector>
 
 #include "api/python_operations.h"
+#include "api/python_tls.h"
 
 namespace horovod::python {
 namespace {
@@ -68,6 +69,8 @@ PyObject* init(PyObject* args, PyObject* keywords) {
                                 "pids",
                                 "links",
                                 "controls",
+                                "link_sessions",
+                                "control_sessions",
                                 "alive_fds",
                                 "doorbells",
                                 "arena_fds",
@@ -84,21 +87,24 @@ PyObject* init(PyObject* args, PyObject* keywords) {
   hvd_config config = {};
   config.struct_size = sizeof(config);
   PyObject *py_hosts, *py_host_of, *py_pids, *py_links, *py_controls, *py_alive_fds, *py_doorbells, *py_arena_fds;
-  PyObject* py_sets;
+  PyObject *py_link_sessions, *py_control_sessions, *py_sets;
   long long fusion_threshold = 0;
   if (PyArg_ParseTupleAndKeywords(
-          args, keywords, "$iiiiiiiOOOOOOOOOLidddpip:init", const_cast<char**>(names), &config.rank, &config.size,
+          args, keywords, "$iiiiiiiOOOOOOOOOOOLidddpip:init", const_cast<char**>(names), &config.rank, &config.size,
           &config.local_rank, &config.local_size, &config.cross_rank, &config.cross_size, &config.segment_fd, &py_hosts,
-          &py_host_of, &py_pids, &py_links, &py_controls, &py_alive_fds, &py_doorbells, &py_arena_fds, &py_sets,
-          &fusion_threshold, &config.cache_capacity, &config.heartbeat_timeout, &config.stall_warning,
-          &config.stall_shutdown, &config.allreduce_ring, &config.log_level, &config.log_hide_time) == 0) {
+          &py_host_of, &py_pids, &py_links, &py_controls, &py_link_sessions, &py_control_sessions, &py_alive_fds,
+          &py_doorbells, &py_arena_fds, &py_sets, &fusion_threshold, &config.cache_capacity, &config.heartbeat_timeout,
+          &config.stall_warning, &config.stall_shutdown, &config.allreduce_ring, &config.log_level,
+          &config.log_hide_time) == 0) {
     return nullptr;
   }
   std::vector<std::string> host_names;
+  std::vector<hvd_tls*> link_sessions, control_sessions;
   std::vector<int> host_of, pids, links, controls, alive_fds, doorbells, arena_fds, set_sizes, set_ranks;
   if (!to_names(py_hosts, &host_names) || !to_ints(py_host_of, &host_of) || !to_ints(py_pids, &pids) ||
       !to_ints(py_links, &links) || !to_ints(py_controls, &controls) || !to_ints(py_alive_fds, &alive_fds) ||
       !to_ints(py_doorbells, &doorbells) || !to_ints(py_arena_fds, &arena_fds) ||
+      !to_sessions(py_link_sessions, &link_sessions) || !to_sessions(py_control_sessions, &control_sessions) ||
       !to_process_sets(py_sets, &set_sizes, &set_ranks)) {
     return nullptr;
   }
@@ -111,6 +117,8 @@ PyObject* init(PyObject* args, PyObject* keywords) {
                {"pids", pids.size(), size},
                {"links", links.size(), size},
                {"controls", controls.size(), host_names.size()},
+               {"link_sessions", link_sessions.size(), size},
+               {"control_sessions", control_sessions.size(), host_names.size()},
                {"alive_fds", alive_fds.size(), local_size},
                {"doorbells", doorbells.size(), 2 * local_size},
                {"arena_fds", arena_fds.size(), local_size}};
@@ -127,6 +135,8 @@ PyObject* init(PyObject* args, PyObject* keywords) {
   config.pids = pids.data();
   config.links = links.data();
   config.controls = controls.data();
+  config.link_sessions = link_sessions.data();
+  config.control_sessions = control_sessions.data();
   config.alive_fds = alive_fds.data();
   config.doorbells = doorbells.data();
   config.arena_fds = arena_fds.data();
@@ -261,6 +271,8 @@ PyMethodDef methods[] = {
     {"segment_create", py_segment_create, METH_VARARGS,
      "segment_create(local_size, size, cache_capacity, generation, nonce) -> fd"},
     {"segment_probe", py_segment_probe, METH_O, "segment_probe(fd) -> (generation, nonce)"},
+    {"tls_load", py_tls_load, METH_O,
+     "tls_load(library) -> str\n\nThe version of that libssl; HorovodInternalError if it can't be used."},
     {"arena_fd", py_arena_fd, METH_NOARGS, "arena_fd() -> fd\n\nOf this process's shared memory; -1 if it has none."},
     {"counters", py_counters, METH_NOARGS, "counters() -> dict\n\nWhat this rank's engine has done since init."},
     {nullptr, nullptr, 0, nullptr},
@@ -329,14 +341,17 @@ PyMODINIT_FUNC PyInit__core() {
   if (module == nullptr) return nullptr;
   PyObject* shared_memory = make_shared_memory_type();
   PyObject* rows = make_rows_type();
+  PyObject* tls_session = make_tls_session_type();
   if (shared_memory == nullptr || PyModule_AddObjectRef(module, "SharedMemory", shared_memory) != 0 ||
-      rows == nullptr || PyModule_AddObjectRef(module, "Rows", rows) != 0) {
+      rows == nullptr || PyModule_AddObjectRef(module, "Rows", rows) != 0 || tls_session == nullptr ||
+      PyModule_AddObjectRef(module, "TlsSession", tls_session) != 0) {
     Py_XDECREF(shared_memory);
     Py_XDECREF(rows);
+    Py_XDECREF(tls_session);
     Py_DECREF(module);
     return nullptr;
   }
-  Py_DECREF(shared_memory);  // the module has it; rows_type keeps its own reference
+  Py_DECREF(shared_memory);  // the module has it; rows_type and tls_session_type keep their own references
   for (const auto& constant : constants) {
     if (PyModule_AddIntConstant(module, constant.name, constant.value) != 0) {
       Py_DECREF(module);

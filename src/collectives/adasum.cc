@@ -34,13 +34,13 @@ class Combiner {
 
   void copy_in(size_t lo, size_t hi, std::byte* chunk) const {
     batch_.for_pieces(lo, hi, [chunk](const std::byte*, std::byte* output, size_t offset, size_t bytes) {
-      std::memcpy(chunk + offset, output, bytes);
+      copy_bytes(chunk + offset, output, bytes);
     });
   }
-  void take_partner(size_t lo, size_t hi, const std::byte* chunk) { std::memcpy(partner_.data() + lo, chunk, hi - lo); }
+  void take_partner(size_t lo, size_t hi, const std::byte* chunk) { copy_bytes(partner_.data() + lo, chunk, hi - lo); }
   void take_result(size_t lo, size_t hi, const std::byte* chunk) const {
     batch_.for_pieces(lo, hi, [chunk](const std::byte*, std::byte* output, size_t offset, size_t bytes) {
-      std::memcpy(output, chunk + offset, bytes);
+      copy_bytes(output, chunk + offset, bytes);
     });
   }
 
@@ -85,7 +85,7 @@ class Combiner {
       } else if (factor != 1.0) {
         kernels().scale_copy[batch_.dtype](to, from, batch_.bytes(t) / element_, factor);
       } else if (from != to && batch_.bytes(t) > 0) {
-        std::memcpy(to, from, batch_.bytes(t));
+        copy_bytes(to, from, batch_.bytes(t));
       }
     }
   }

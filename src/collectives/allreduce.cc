@@ -92,10 +92,9 @@ class Reduction {
   void copy_out(size_t c, uint64_t s, int member) const {
     const Range part = slice(member, bytes(c));
     const std::byte* const from = channel_.payload(member, s, bytes(c)) + part.begin;
-    batch_.for_pieces(lo(c) + part.begin, lo(c) + part.end,
-                      [from](const std::byte*, std::byte* output, size_t offset, size_t n) {
-                        std::memcpy(output, from + offset, n);
-                      });
+    batch_.for_pieces(
+        lo(c) + part.begin, lo(c) + part.end,
+        [from](const std::byte*, std::byte* output, size_t offset, size_t n) { copy_bytes(output, from + offset, n); });
   }
 
   // Folds the chunk that begins lo bytes into this member's slice of the whole tensor.
@@ -186,26 +185,34 @@ Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
 
   const Reduction reduction(channel, batch);
   channel.count_placed(batch.bytes());
-  // Every slice has as many steps as the longest one.
+  // Every slice has as many steps as the longest one. A member stays one step ahead: it folds the next part of its
+  // slice before it waits for the others' last one.
   size_t longest = 0;
   for (int m = 0; m < channel.size(); ++m) longest = std::max(longest, reduction.slice(m, batch.bytes()).bytes());
-  for (size_t lo = 0; lo < longest; lo += Channel::kChunkBytes) {
-    s = channel.next_chunk();
-    reduction.fold_placed(tensors, mine, lo);
-    channel.publish_reduced(s);
-    for (int m = 0; m < channel.size(); ++m) {
-      if (m == channel.me()) continue;
-      co_await channel.reduced(m, s);
-      // Its owner has folded this part, so nobody needs our own values there any more.
-      const Range part = reduction.slice(m, batch.bytes()).part(lo);
-      std::memcpy(mine + part.begin, tensors[static_cast<size_t>(m)] + part.begin, part.bytes());
+  const size_t steps = (longest + Channel::kChunkBytes - 1) / Channel::kChunkBytes;
+  uint64_t ahead = 0;
+  for (size_t step = 0; step <= steps; ++step) {
+    if (step < steps) {
+      ahead = channel.next_chunk();
+      reduction.fold_placed(tensors, mine, step * Channel::kChunkBytes);
+      channel.publish_reduced(ahead);
     }
-    // Nobody may leave before all are done; who has done so may have changed what we have just copied.
-    for (int m = 0; m < channel.size(); ++m) {
-      if (channel.has_left(m)) throw PeerGone(channel.ranks()[static_cast<size_t>(m)]);
+    if (step > 0) {
+      for (int m = 0; m < channel.size(); ++m) {
+        if (m == channel.me()) continue;
+        co_await channel.reduced(m, s);
+        // Its owner has folded this part, so nobody needs our own values there any more.
+        const Range part = reduction.slice(m, batch.bytes()).part((step - 1) * Channel::kChunkBytes);
+        copy_bytes(mine + part.begin, tensors[static_cast<size_t>(m)] + part.begin, part.bytes());
+      }
+      // Nobody may leave before all are done; who has done so may have changed what we have just copied.
+      for (int m = 0; m < channel.size(); ++m) {
+        if (channel.has_left(m)) throw PeerGone(channel.ranks()[static_cast<size_t>(m)]);
+      }
+      channel.finish(s);
+      co_await LetOthers{};
     }
-    channel.finish(s);
-    co_await LetOthers{};
+    s = ahead;
   }
   // The tensor is the caller's again only when nobody reads it any more.
   for (int m = 0; m < channel.size(); ++m) co_await channel.done(m, s);

@@ -2,7 +2,6 @@
 #ifndef HOROVOD_COLLECTIVES_ARITHMETIC_H_
 #define HOROVOD_COLLECTIVES_ARITHMETIC_H_
 
-#include <cstring>
 #include <vector>
 
 #include "collectives/batch.h"
@@ -34,7 +33,7 @@ class Arithmetic {
     if (from == nullptr) {
       fill_neutral(to, bytes, dtype_, reduce_op_);
     } else if (prescale_ == 1.0) {
-      std::memcpy(to, from, bytes);
+      copy_bytes(to, from, bytes);
     } else {
       scale_copy_(to, from, bytes / element_, prescale_);
     }

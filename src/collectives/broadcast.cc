@@ -3,30 +3,35 @@
 //   root    wait for its slot, copy in, publish, done
 //   others  wait for the root's chunk, copy out, done
 //
-// The root runs up to kSlots chunks ahead of the slowest member.
-#include <cstring>
+// The root runs up to kSlots chunks ahead of the slowest member. Payloads that would fit into one chunk are cut too, so
+// that the others copy out while the root still copies in.
+#include <algorithm>
 
 #include "collectives/collectives.h"
+#include "kernels/kernels.h"
 
 namespace hvd {
 
+constexpr size_t kLeastPiece = 16 << 10;
+
 Task broadcast(Channel& channel, const Batch& batch) {
   const bool is_root = channel.me() == batch.root;
-  for (size_t lo = 0; lo < batch.bytes(); lo += Channel::kChunkBytes) {
-    const size_t hi = std::min(lo + Channel::kChunkBytes, batch.bytes());
+  const size_t piece = std::clamp(batch.bytes() / 4, kLeastPiece, Channel::kChunkBytes) / kLine * kLine;
+  for (size_t lo = 0; lo < batch.bytes(); lo += piece) {
+    const size_t hi = std::min(lo + piece, batch.bytes());
     const uint64_t s = channel.next_chunk();
     std::byte* const chunk = channel.payload(batch.root, s, hi - lo);
     if (is_root) {
       for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
       batch.for_pieces(lo, hi, [chunk](const std::byte* input, std::byte* output, size_t offset, size_t bytes) {
-        std::memcpy(chunk + offset, input, bytes);
-        if (output != input) std::memcpy(output, input, bytes);
+        copy_bytes(chunk + offset, input, bytes);
+        if (output != input) copy_bytes(output, input, bytes);
       });
       channel.publish(s, hi - lo);
     } else {
       co_await channel.published(batch.root, s);
       batch.for_pieces(lo, hi, [chunk](const std::byte*, std::byte* output, size_t offset, size_t bytes) {
-        std::memcpy(output, chunk + offset, bytes);
+        copy_bytes(output, chunk + offset, bytes);
       });
     }
     channel.finish(s);

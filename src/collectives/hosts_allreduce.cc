@@ -25,7 +25,6 @@
 // sends: both ends go through the rounds alike, so both know what comes next.
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <memory>
 
 #include "collectives/arithmetic.h"
@@ -92,10 +91,9 @@ class Exchange {
   void copy_out(size_t c, int place) {
     const Range slice = part_of(bytes(c), place, owners_);
     const std::byte* const from = channel_.payload(place, number(c), bytes(c)) + slice.begin;
-    batch_.for_pieces(lo(c) + slice.begin, lo(c) + slice.end,
-                      [from](const std::byte*, std::byte* output, size_t offset, size_t n) {
-                        std::memcpy(output, from + offset, n);
-                      });
+    batch_.for_pieces(
+        lo(c) + slice.begin, lo(c) + slice.end,
+        [from](const std::byte*, std::byte* output, size_t offset, size_t n) { copy_bytes(output, from + offset, n); });
   }
 
   // ---- For owners: one slice ----

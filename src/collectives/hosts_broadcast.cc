@@ -3,10 +3,10 @@
 // puts it into its host's shared memory, from where the other members copy it.
 //
 // With the hosts numbered from the root's, host i receives from host (i - 1) / 2 and sends to 2 i + 1 and 2 i + 2.
-#include <cstring>
 #include <optional>
 
 #include "collectives/collectives.h"
+#include "kernels/kernels.h"
 
 namespace hvd {
 namespace {
@@ -63,8 +63,8 @@ Task broadcast_between_hosts(const Group& group, const Batch& batch) {
       for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
       if (is_root) {
         batch.for_pieces(lo, lo + bytes, [chunk](const std::byte* input, std::byte* output, size_t offset, size_t n) {
-          std::memcpy(chunk + offset, input, n);
-          if (output != input) std::memcpy(output, input, n);
+          copy_bytes(chunk + offset, input, n);
+          if (output != input) copy_bytes(output, input, n);
         });
       } else {
         const uint64_t position = tree.parent()->receive(chunk, bytes);
@@ -77,7 +77,7 @@ Task broadcast_between_hosts(const Group& group, const Batch& batch) {
     }
     if (!is_root) {
       batch.for_pieces(lo, lo + bytes, [chunk](const std::byte*, std::byte* output, size_t offset, size_t n) {
-        std::memcpy(output, chunk + offset, n);
+        copy_bytes(output, chunk + offset, n);
       });
     }
     // The slot is used again when we are done with it, so what we send from it must be out.

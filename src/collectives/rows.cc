@@ -4,7 +4,9 @@
 //   counts     everybody tells all others how many rows it sends; then every member knows where everything goes, and
 //              allocates its outputs
 //   rows       the rows of members on this host move through the channel: a member's *stream* is what it puts there of
-//              all tensors of the batch, laid end to end; step k publishes the k-th chunk of every stream
+//              all tensors of the batch, laid end to end; step k publishes the k-th chunk of every stream. A member
+//              stays one chunk ahead: it publishes chunk k + 1 before it waits for the others' chunk k. What it sends
+//              to itself it copies meanwhile
 //   other      an alltoall's rows go straight from the sender's input to the receiver's output. Those of an allgather
 //   hosts      are needed by all members of a host and sent there once, to its *proxy*, the member at place (sender mod
 //              members there): it receives them into its own output and appends them to its stream
@@ -15,16 +17,17 @@
 #include <string>
 
 #include "collectives/collectives.h"
+#include "kernels/kernels.h"
 #include "transport/errors.h"
 
 namespace hvd {
 namespace {
 
-// A run of bytes in a stream on this host: the rows that a member sends of one tensor.
+// A run of bytes in our own stream: the rows of one tensor, where they lie, and if they come from another host when all
+// of them are there.
 struct Run {
   size_t start, bytes;
-  // Of our own stream: where they lie, and if they come from another host when all of them are there.
-  const std::byte* source = nullptr;
+  const std::byte* source;
   int from = -1;  // member
   uint64_t position = 0;
 };
@@ -33,6 +36,13 @@ struct Run {
 struct Piece {
   size_t start, bytes;
   std::byte* output;
+};
+
+// A run of bytes that this member sends to itself.
+struct OwnRun {
+  const std::byte* input;
+  std::byte* output;
+  size_t bytes;
 };
 
 struct LocalStream {
@@ -121,9 +131,11 @@ class Plan {
         if (proxy == channel_.me()) received_[at(m)] = group_.stream(m).receive(output, bytes);
         if (splits_ || bytes == 0) continue;
         LocalStream& stream = local_[at(proxy)];
-        stream.runs.push_back({stream.bytes, bytes, output, m, received_[at(m)]});
-        // The proxy itself has it in its place.
-        if (proxy != channel_.me()) stream.pieces.push_back({stream.bytes, bytes, output});
+        if (proxy == channel_.me()) {
+          stream.runs.push_back({stream.bytes, bytes, output, m, received_[at(m)]});
+        } else {
+          stream.pieces.push_back({stream.bytes, bytes, output});
+        }
         stream.bytes += bytes;
       }
     }
@@ -155,10 +167,23 @@ class Plan {
   void copy_in(const Run& run, size_t k, std::byte* chunk) const {
     const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(channel_.me(), k);
     const size_t from = std::max(lo, run.start), to = std::min(hi, run.start + run.bytes);
-    std::memcpy(chunk + (from - lo), run.source + (from - run.start), to - from);
+    copy_bytes(chunk + (from - lo), run.source + (from - run.start), to - from);
   }
 
-  // Copies our part of a stream's k-th chunk out of the channel.
+  // Copies so much more of what we send to ourselves. False if that was all.
+  bool copy_own(size_t bytes) {
+    while (bytes > 0 && next_own_ < own_.size()) {
+      OwnRun& run = own_[next_own_];
+      const size_t n = std::min(bytes, run.bytes);
+      copy_bytes(run.output, run.input, n);
+      run = {run.input + n, run.output + n, run.bytes - n};
+      bytes -= n;
+      if (run.bytes == 0) ++next_own_;
+    }
+    return next_own_ < own_.size();
+  }
+
+  // Copies our part of another member's k-th chunk out of the channel.
   void copy_out(int place, size_t k, const std::byte* chunk) const {
     const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(place, k);
     const std::vector<Piece>& pieces = local_[at(place)].pieces;
@@ -166,7 +191,7 @@ class Plan {
         std::partition_point(pieces.begin(), pieces.end(), [lo](const Piece& p) { return p.start + p.bytes <= lo; });
     for (; piece != pieces.end() && piece->start < hi; ++piece) {
       const size_t from = std::max(lo, piece->start), to = std::min(hi, piece->start + piece->bytes);
-      std::memcpy(piece->output + (from - piece->start), chunk + (from - lo), to - from);
+      copy_bytes(piece->output + (from - piece->start), chunk + (from - lo), to - from);
     }
   }
 
@@ -212,17 +237,23 @@ class Plan {
     if (!splits_) {
       const size_t bytes = static_cast<size_t>(count_for_us(member, t)) * row_bytes;
       if (bytes == 0) return;
-      stream.runs.push_back({stream.bytes, bytes, place == channel_.me() ? tensors_[t].input : nullptr, -1, 0});
-      stream.pieces.push_back({stream.bytes, bytes, output});
+      if (place == channel_.me()) {
+        own_.push_back({tensors_[t].input, output, bytes});
+        stream.runs.push_back({stream.bytes, bytes, tensors_[t].input, -1, 0});
+      } else {
+        stream.pieces.push_back({stream.bytes, bytes, output});
+      }
       stream.bytes += bytes;
       return;
     }
     size_t skipped = 0;  // rows of this tensor before the part in question
     for (int part = 0; part < group_.size(); ++part) {
       const size_t bytes = static_cast<size_t>(counts_[member][t * parts_here() + at(part)]) * row_bytes;
-      if (is_here(at(part)) && bytes > 0) {
-        const std::byte* source = place == channel_.me() ? tensors_[t].input + skipped * row_bytes : nullptr;
-        stream.runs.push_back({stream.bytes, bytes, source, -1, 0});
+      const std::byte* const source = place == channel_.me() ? tensors_[t].input + skipped * row_bytes : nullptr;
+      if (at(part) == member) {
+        if (source != nullptr && bytes > 0) own_.push_back({source, output, bytes});
+      } else if (is_here(at(part)) && bytes > 0) {
+        if (source != nullptr) stream.runs.push_back({stream.bytes, bytes, source, -1, 0});
         if (part == group_.me()) stream.pieces.push_back({stream.bytes, bytes, output});
         stream.bytes += bytes;
       }
@@ -241,6 +272,8 @@ class Plan {
   std::vector<uint64_t> sent_, received_;
   std::vector<LocalStream> local_;  // by place
   size_t longest_ = 0;
+  std::vector<OwnRun> own_;
+  size_t next_own_ = 0;
 };
 
 }  // namespace
@@ -261,25 +294,33 @@ Task move_rows(const Group& group, const Batch& batch) {
   for (const int m : plan.remote()) co_await plan.received(m);
   plan.lay_out();
 
-  for (size_t k = 0; k < plan.steps(); ++k) {
-    s = channel.next_chunk();
-    if (const size_t bytes = plan.chunk_bytes(channel.me(), k); bytes > 0) {
-      for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
-      for (const Run* run : plan.runs_in(k)) {
-        if (run->from >= 0) co_await plan.there(*run, k);
-        plan.copy_in(*run, k, channel.payload(channel.me(), s, bytes));
+  uint64_t ahead = 0;
+  for (size_t k = 0; k <= plan.steps(); ++k) {
+    if (k < plan.steps()) {
+      ahead = channel.next_chunk();
+      if (const size_t bytes = plan.chunk_bytes(channel.me(), k); bytes > 0) {
+        for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, ahead);
+        for (const Run* run : plan.runs_in(k)) {
+          if (run->from >= 0) co_await plan.there(*run, k);
+          plan.copy_in(*run, k, channel.payload(channel.me(), ahead, bytes));
+        }
+        channel.publish(ahead, bytes);
       }
-      channel.publish(s, bytes);
     }
-    for (int m = 0; m < channel.size(); ++m) {
-      const size_t bytes = plan.chunk_bytes(m, k);
-      if (bytes == 0) continue;
-      co_await channel.published(m, s);
-      plan.copy_out(m, k, channel.payload(m, s, bytes));
+    (void)plan.copy_own(Channel::kChunkBytes);
+    if (k > 0) {
+      for (int m = 0; m < channel.size(); ++m) {
+        const size_t bytes = plan.chunk_bytes(m, k - 1);
+        if (bytes == 0 || m == channel.me()) continue;
+        co_await channel.published(m, s);
+        plan.copy_out(m, k - 1, channel.payload(m, s, bytes));
+      }
+      channel.finish(s);
+      if (k < plan.steps()) co_await LetOthers{};
     }
-    channel.finish(s);
-    co_await LetOthers{};
+    s = ahead;
   }
+  while (plan.copy_own(Channel::kChunkBytes)) co_await LetOthers{};
   for (const int m : plan.remote()) {
     co_await plan.received(m);
     co_await plan.sent(m);

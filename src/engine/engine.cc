@@ -34,7 +34,7 @@ Engine::Engine(World world, const Settings& settings, const Wiring& wiring)
     : world_(std::move(world)),
       settings_(settings),
       segment_(wiring.segment),
-      network_(wiring.links, wiring.controls, settings_.heartbeat_timeout, counters_),
+      network_(wiring.links, wiring.controls, world_.hosts, settings_.heartbeat_timeout, counters_),
       doorbells_(segment_, world_.local_rank, wiring.doorbells, counters_),
       liveness_(world_, settings_, segment_, wiring.alive_fds, doorbells_, network_.fd()),
       arenas_(wiring.arena_fds, world_.local_size, world_.local_rank),

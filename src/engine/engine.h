@@ -60,7 +60,7 @@ class Engine {
     const int* alive_fds = nullptr;
     const int* doorbells = nullptr;
     const int* arena_fds = nullptr;
-    std::vector<int> links, controls;
+    std::vector<Connected> links, controls;
   };
   // Throws Error.
   Engine(World world, const Settings& settings, const Wiring& wiring);
@@ -92,6 +92,7 @@ class Engine {
     bool live = false;
     Key key;
     Meta meta;
+    NameEntry* name = nullptr;  // in names_, where it stays for as long as it has this id
   };
   struct Waiter {
     const Request* request;
@@ -144,6 +145,7 @@ class Engine {
   void batch_ended(Executor::Requests requests, const std::exception_ptr& error);
   void complete(const Executor::Requests& requests, hvd_status status, const std::string& text);
   void complete_locked(const std::shared_ptr<Request>& request, hvd_status status, const std::string& text);
+  void forget_pending(const std::shared_ptr<Request>& request);
   void fail(hvd_status status, const std::string& text, int cause = -1, bool logged_too = false);
   void break_down(int cause);
   void say_farewell(RankState state, int cause);

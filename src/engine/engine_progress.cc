@@ -73,8 +73,9 @@ bool Engine::read_log() {
 void Engine::apply(const Define& entry) {
   if (entry.id >= ids_.size()) throw BadMessage("the log defines id " + std::to_string(entry.id));
   const std::lock_guard lock(mutex_);
-  names_[entry.key].id = static_cast<int>(entry.id);
-  ids_[entry.id] = {true, entry.key, entry.meta};
+  NameEntry& name = names_[entry.key];
+  name.id = static_cast<int>(entry.id);
+  ids_[entry.id] = {true, entry.key, entry.meta, &name};
 }
 
 void Engine::apply(const Run& entry) {
@@ -87,11 +88,14 @@ void Engine::apply(const Run& entry) {
     const bool joined = join != names_.end() && join->second.pending;
     for (const uint32_t id : entry.ids) {
       if (id >= ids_.size() || !ids_[id].live) throw BadMessage("the log runs id " + std::to_string(id));
-      set = ids_[id].key.set;
-      const std::vector<int>& ranks = sets_[static_cast<size_t>(set)];
-      if (!std::binary_search(ranks.begin(), ranks.end(), world_.rank)) return;
-      const auto found = names_.find(ids_[id].key);
-      if (found == names_.end() || !found->second.pending) {
+      if (requests.empty() && complete_here) {  // the same for all of them
+        set = ids_[id].key.set;
+        const std::vector<int>& ranks = sets_[static_cast<size_t>(set)];
+        if (!std::binary_search(ranks.begin(), ranks.end(), world_.rank)) return;
+        requests.reserve(entry.ids.size());
+      }
+      const std::shared_ptr<Request>& pending = ids_[id].name->pending;
+      if (!pending) {
         if (joined) {
           requests.push_back(neutral_request(ids_[id].key, ids_[id].meta));
         } else {
@@ -99,8 +103,8 @@ void Engine::apply(const Run& entry) {
         }
         continue;
       }
-      found->second.pending->logged = true;
-      requests.push_back(found->second.pending);
+      pending->logged = true;
+      requests.push_back(pending);
     }
   }
   if (complete_here) {
@@ -149,7 +153,7 @@ std::shared_ptr<Request> Engine::neutral_request(const Key& key, const Meta& met
   request->counts.assign(meta.op == HVD_ALLTOALL ? sets_[static_cast<size_t>(key.set)].size() : 1, 0);
   // Without input: the collective makes the neutral element. The result is dropped.
   if (const uint64_t bytes = meta.bytes(); bytes > 0) {
-    request->data.reset(std::malloc(bytes));
+    request->data.reset(allocate_result(bytes));
     if (!request->data) throw std::bad_alloc();
     request->output = request->data.get();
   }
@@ -248,12 +252,23 @@ void Engine::complete(const Executor::Requests& requests, hvd_status status, con
   for (const auto& request : requests) complete_locked(request, status, text);
 }
 
+void Engine::forget_pending(const std::shared_ptr<Request>& request) {
+  if (request->id >= 0) {  // which may be another name's by now
+    NameEntry* const name = ids_[static_cast<size_t>(request->id)].name;
+    if (name != nullptr && name->pending == request) {
+      name->pending.reset();
+      return;
+    }
+  }
+  const auto found = names_.find(request->key);
+  if (found == names_.end() || found->second.pending != request) return;
+  found->second.pending.reset();
+  if (found->second.id < 0) names_.erase(found);
+}
+
 void Engine::complete_locked(const std::shared_ptr<Request>& request, hvd_status status, const std::string& text) {
   const std::shared_ptr<Request> keep = request;  // the table may hold the last reference
-  if (const auto found = names_.find(keep->key); found != names_.end() && found->second.pending == keep) {
-    found->second.pending.reset();
-    if (found->second.id < 0) names_.erase(found);
-  }
+  forget_pending(keep);
   if (status != HVD_OK && status != HVD_MISMATCH) {
     keep->error = text + " Tensor '" + keep->key.name + "' was pending.";
   } else {

@@ -14,7 +14,7 @@ namespace {
 Task barrier() { co_return; }
 
 // The result of an allgather or alltoall, once it is known how many rows come from each member.
-std::byte* allocate_result(Request& request, const std::vector<int64_t>& received) {
+std::byte* make_result(Request& request, const std::vector<int64_t>& received) {
   request.received = received;
   request.result_shape = request.meta.shape;
   request.result_shape[0] = std::accumulate(received.begin(), received.end(), int64_t{0});
@@ -24,8 +24,7 @@ std::byte* allocate_result(Request& request, const std::vector<int64_t>& receive
     memory = request.allocate(request.context, static_cast<int32_t>(request.result_shape.size()),
                               request.result_shape.data());
   } else {
-    constexpr uint64_t kAlign = 64;
-    memory = std::aligned_alloc(kAlign, std::max<uint64_t>((bytes + kAlign - 1) / kAlign, 1) * kAlign);
+    memory = allocate_result(bytes);
     request.data.reset(memory);
   }
   if (memory == nullptr) {
@@ -111,7 +110,7 @@ void Executor::add(int set, Requests requests) {
     if (moves_rows(meta.op) || meta.op == HVD_REDUCESCATTER) {
       batch.rows.push_back(
           {static_cast<const std::byte*>(request->input), request->meta.row_bytes(), request->counts,
-           [request](const std::vector<int64_t>& received) { return allocate_result(*request, received); }});
+           [request](const std::vector<int64_t>& received) { return make_result(*request, received); }});
     }
   }
   counters_.batches.add();

@@ -4,14 +4,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "api/horovod.h"
+#include "engine/result_memory.h"
 #include "transport/errors.h"
 
 namespace hvd {
@@ -71,10 +70,7 @@ struct Request {
   hvd_allocate allocate = nullptr;
 
   // What it gave; written before status.
-  struct FreeData {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<void, FreeData> data;
+  ResultMemory data;
   std::vector<int64_t> result_shape, received;
   int32_t value = 0;
 

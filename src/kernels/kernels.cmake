@@ -10,6 +10,10 @@ endif()
 
 add_library(horovod_kernels STATIC ${kernels_sources})
 target_include_directories(horovod_kernels PUBLIC ${kernels_dir}/..)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # The loop that copies must not become a call of the memcpy that it is there to avoid.
+  target_compile_options(horovod_kernels PRIVATE -fno-tree-loop-distribute-patterns)
+endif()
 if(NOT HOROVOD_SANITIZE)
   target_compile_options(horovod_kernels PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O3>)
 endif()

@@ -85,6 +85,29 @@ inline typename Format::Wide combine(typename Format::Wide x, typename Format::W
   }
 }
 
+// ---- Copying --------------------------------------------------------------------------------------------------------
+
+inline void copy_vectors(void* dst_pointer, const void* src_pointer, size_t bytes) {
+  using V = Vector<uint8_t>;
+  constexpr size_t kStep = 4 * kVectorBytes;
+  char* dst = static_cast<char*>(dst_pointer);
+  const char* src = static_cast<const char*>(src_pointer);
+  size_t at = 0;
+  if (bytes >= kVectorBytes) {  // so that all other stores are aligned
+    store(dst, load<V>(src));
+    at = kVectorBytes - reinterpret_cast<uintptr_t>(dst) % kVectorBytes;
+  }
+  for (; at + kStep <= bytes; at += kStep) {
+    const V a = load<V>(src + at), b = load<V>(src + at + kVectorBytes);
+    const V c = load<V>(src + at + 2 * kVectorBytes), d = load<V>(src + at + 3 * kVectorBytes);
+    store(dst + at, a);
+    store(dst + at + kVectorBytes, b);
+    store(dst + at + 2 * kVectorBytes, c);
+    store(dst + at + 3 * kVectorBytes, d);
+  }
+  if (at < bytes) __builtin_memcpy(dst + at, src + at, bytes - at);
+}
+
 // ---- The loops -----------------------------------------------------------------------------------------------------
 
 // With more than two sources the intermediate values of a block stay in L1, and every source is read by blocks:
@@ -138,7 +161,7 @@ inline void fold_sources(char* dst, const char* const* sources, int n_sources, s
   if (n_sources == 1) {
     const char* source = sources[0];
     if (end.is_identity()) {
-      if (dst != source && bytes > 0) __builtin_memcpy(dst, source, bytes);
+      if (dst != source && bytes > 0) copy_vectors(dst, source, bytes);
       return;
     }
     for (size_t at = 0; at < whole; at += kVectorBytes) Format::store(dst + at, end(Format::load(source + at)));
@@ -269,6 +292,7 @@ constexpr void add_floating(Kernels& table, hvd_dtype dtype) {
 constexpr Kernels make_table(const char* name) {
   Kernels table{};
   table.name = name;
+  table.copy = copy_vectors;
   add_integer<uint8_t>(table, HVD_UINT8);
   add_integer<int8_t>(table, HVD_INT8);
   add_integer<uint16_t>(table, HVD_UINT16);

@@ -22,6 +22,11 @@ struct SystemError : Error {
       : Error(HVD_SYSTEM, what + ": " + std::strerror(code)) {}
 };
 
+// Bytes came over a connection that no rank of this version sends.
+struct BadFrame : Error {
+  explicit BadFrame(const std::string& what) : Error(HVD_SYSTEM, "a frame between hosts makes no sense: " + what) {}
+};
+
 // The caller's mistake.
 struct InvalidError : Error {
   explicit InvalidError(const std::string& text) : Error(HVD_INVALID, text) {}

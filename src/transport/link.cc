@@ -1,9 +1,6 @@
 #include "transport/link.h"
 
-#include <fcntl.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -39,17 +36,12 @@ void check_frame(const FrameHeader& header) {
 
 Link::Shared::Shared() : staging(kStaging) {}
 
-Link::Link(int rank, int fd, Counters& counters, Shared& shared)
-    : rank_(rank), fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)), counters_(counters), shared_(shared), lanes_(Segment::kMaxSets) {
-  if (fd_ < 0) throw SystemError("can't keep the connection with rank " + std::to_string(rank));
-  if (fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK) != 0) {
-    SystemError error("can't use the connection with rank " + std::to_string(rank));
-    close(fd_);
-    throw error;
-  }
-}
-
-Link::~Link() { close(fd_); }
+Link::Link(int rank, const Connected& connected, Counters& counters, Shared& shared)
+    : rank_(rank),
+      wire_(connected, "rank " + std::to_string(rank)),
+      counters_(counters),
+      shared_(shared),
+      lanes_(Segment::kMaxSets) {}
 
 Link::Lane& Link::at(int lane) {
   std::unique_ptr<Lane>& found = lanes_[static_cast<size_t>(lane)];
@@ -110,7 +102,10 @@ bool Link::write() {
   while (!closed_ && write_error_.empty()) {
     if (!said_bye_ && !abandoned_ && outgoing_.size() < kFramesPerWrite / 2) fill_frames();
     if (outgoing_.empty()) {
-      if (said_bye_ && !std::exchange(ended_writing_, true)) shutdown(fd_, SHUT_WR);
+      if (said_bye_ && !std::exchange(ended_writing_, true)) wire_.end_writing();
+      if (wire_.has_output() && !wire_.flush() && errno != EAGAIN && errno != EWOULDBLOCK) {
+        fail_writing(std::strerror(errno));
+      }
       return moved;
     }
     std::array<iovec, 2 * kFramesPerWrite> parts;
@@ -125,10 +120,7 @@ bool Link::write() {
       const size_t skip = frame.done > sizeof frame.header ? frame.done - sizeof frame.header : 0;
       parts[count++] = {const_cast<std::byte*>(frame.payload) + skip, frame.header.value - skip};
     }
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count;
-    const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL);
+    const ssize_t n = wire_.write(parts.data(), count);
     if (n < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) fail_writing(std::strerror(errno));
@@ -171,7 +163,7 @@ void Link::say_bye(RankState state, int cause) {
 void Link::fail_writing(const std::string& why) {
   write_error_ = why;
   outgoing_.clear();
-  shutdown(fd_, SHUT_RDWR);
+  wire_.cut();
 }
 
 void Link::abandon() {
@@ -181,7 +173,7 @@ void Link::abandon() {
   if (!outgoing_.empty() && outgoing_.front().payload != nullptr) {
     outgoing_.clear();
     lose("given up in the middle of a transfer");
-    shutdown(fd_, SHUT_RDWR);
+    wire_.cut();
   }
   for (const auto& lane : lanes_) {
     if (!lane) continue;
@@ -247,7 +239,7 @@ bool Link::read() {
         lane = nullptr;
       }
     }
-    const ssize_t n = recv(fd_, into, room, 0);
+    const ssize_t n = wire_.read(into, room);
     if (n < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) lose(std::strerror(errno));

@@ -1,4 +1,4 @@
-// One TCP connection to a rank on another host.
+// One TCP connection to a rank on another host, plain or encrypted (wire.h).
 //
 // Words. A link carries one *lane* per process set: an ordered stream of bytes in each direction, without boundaries.
 // Both ends run the same collective on the same lane, so both know how many bytes come next and where they belong.
@@ -7,7 +7,8 @@
 // be at most kWindow bytes ahead of what its receiver has asked for. So what comes early fits into kWindow of memory,
 // every socket is always read to its end, and a lane that nobody looks at can't hold up another one.
 //
-// Nothing is copied on the way out, nor on the way in if receive() was called before the bytes came. Memory given to
+// Nothing is copied on the way out, nor on the way in if receive() was called before the bytes came. (TLS has its own
+// buffers, and encrypts from and decrypts to the places of large payloads.) Memory given to
 // send() or receive() belongs to the link until `sent` or `received` has reached the position that was returned.
 //
 // Used by the driver alone.
@@ -25,13 +26,9 @@
 #include "transport/counters.h"
 #include "transport/errors.h"
 #include "transport/segment.h"
+#include "transport/wire.h"
 
 namespace hvd {
-
-// Bytes came over a connection that no rank of this version sends.
-struct BadFrame : Error {
-  explicit BadFrame(const std::string& what) : Error(HVD_SYSTEM, "a frame between hosts makes no sense: " + what) {}
-};
 
 struct FrameHeader {
   enum Kind : uint32_t {
@@ -63,8 +60,7 @@ class Link {
   };
 
   // Duplicates the descriptor. Throws SystemError.
-  Link(int rank, int fd, Counters& counters, Shared& shared);
-  ~Link();
+  Link(int rank, const Connected& connected, Counters& counters, Shared& shared);
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
@@ -85,7 +81,7 @@ class Link {
   bool write();
   bool read();
   // Whether write() has left something because the socket is full.
-  bool blocked() const { return !outgoing_.empty() && !closed_; }
+  bool blocked() const { return (!outgoing_.empty() || wire_.has_output()) && !closed_; }
   void clean() { dirty_ = false; }
 
   // What came last: kBye's content, or the end of the connection.
@@ -97,7 +93,7 @@ class Link {
   bool closed() const { return closed_; }
 
   int rank() const { return rank_; }
-  int fd() const { return fd_; }
+  const Wire& wire() const { return wire_; }
 
  private:
   template <typename Byte>
@@ -133,7 +129,8 @@ class Link {
   void handle_header();
   void place(Lane& lane, const std::byte* data, size_t bytes);
 
-  const int rank_, fd_;
+  const int rank_;
+  Wire wire_;
   Counters& counters_;
   Shared& shared_;
   bool dirty_ = false;

@@ -33,20 +33,21 @@ void keep_alive(int fd, double timeout) {
 
 }  // namespace
 
-Network::Network(const std::vector<int>& links, const std::vector<int>& controls, double timeout, Counters& counters)
+Network::Network(const std::vector<Connected>& links, const std::vector<Connected>& controls,
+                 const std::vector<std::string>& hosts, double timeout, Counters& counters)
     : links_(links.size()), controls_(controls.size()), index_of_link_(links.size()) {
   for (size_t r = 0; r < links.size(); ++r) {
-    if (links[r] < 0) continue;
-    keep_alive(links[r], timeout);
+    if (links[r].fd < 0) continue;
+    keep_alive(links[r].fd, timeout);
     links_[r] = std::make_unique<Link>(static_cast<int>(r), links[r], counters, shared_);
     index_of_link_[r] = watched_.size();
-    watched_.push_back({links_[r].get(), nullptr});
+    watched_.push_back({links_[r].get(), nullptr, "the connection with rank " + std::to_string(r)});
   }
   for (size_t h = 0; h < controls.size(); ++h) {
-    if (controls[h] < 0) continue;
-    keep_alive(controls[h], timeout);
-    controls_[h] = std::make_unique<Records>(controls[h], counters);
-    watched_.push_back({nullptr, controls_[h].get()});
+    if (controls[h].fd < 0) continue;
+    keep_alive(controls[h].fd, timeout);
+    controls_[h] = std::make_unique<Records>(controls[h], "host " + hosts[h], counters);
+    watched_.push_back({nullptr, controls_[h].get(), "the control connection with host " + hosts[h]});
   }
   if (watched_.empty()) return;
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
@@ -66,9 +67,7 @@ Network::~Network() {
 std::vector<int> Network::descriptors() const {
   std::vector<int> all;
   if (epoll_ >= 0) all.push_back(epoll_);
-  for (const Watched& watched : watched_) {
-    all.push_back(watched.link != nullptr ? watched.link->fd() : watched.records->fd());
-  }
+  for (const Watched& watched : watched_) all.push_back(watched.wire().fd());
   return all;
 }
 
@@ -77,7 +76,7 @@ void Network::watch(Watched& watched, bool for_writing) {
   epoll_event event{};
   event.events = for_writing ? EPOLLIN | EPOLLOUT : EPOLLIN;
   event.data.u64 = static_cast<uint64_t>(&watched - watched_.data());
-  const int fd = watched.link != nullptr ? watched.link->fd() : watched.records->fd();
+  const int fd = watched.wire().fd();
   if (epoll_ctl(epoll_, watched.watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event) != 0) {
     throw SystemError("can't watch a connection (epoll_ctl)");
   }
@@ -88,6 +87,12 @@ void Network::watch(Watched& watched, bool for_writing) {
 bool Network::poll() {
   if (epoll_ < 0) return false;
   bool moved = false;
+  if (std::exchange(fresh_, false)) {
+    // What came early is in a session already, and no descriptor tells of it.
+    for (size_t i = 0; i < watched_.size(); ++i) {
+      if (watched_[i].wire().has_input()) moved |= serve(i, true);
+    }
+  }
   for (const Watched& watched : watched_) {
     if (watched.records != nullptr && watched.records->has_output() && !watched.for_writing) {
       moved |= serve(static_cast<size_t>(&watched - watched_.data()), false);
@@ -103,29 +108,40 @@ bool Network::poll() {
   return moved;
 }
 
+bool Network::move(Watched& watched, bool readable) {
+  bool moved = false;
+  if (watched.link != nullptr) {
+    if (readable) moved |= watched.link->read();
+    moved |= watched.link->write();
+  } else {
+    if (readable) moved |= watched.records->read();
+    moved |= watched.records->write();
+  }
+  return moved;
+}
+
 bool Network::serve(size_t index, bool readable) {
   Watched& watched = watched_[index];
   bool moved = false;
   bool blocked = false;
   bool over = false;
   bool closed = false;
-  if (watched.link != nullptr) {
-    Link& link = *watched.link;
-    try {
-      if (readable) moved |= link.read();
-      moved |= link.write();
-    } catch (const BadFrame& error) {
-      link.lose(error.what());
-      throw Error(error.status,
-                  std::string(error.what()) + ", on the connection with rank " + std::to_string(link.rank()));
+  try {
+    moved = move(watched, readable);
+  } catch (const BadFrame& error) {
+    if (watched.link != nullptr) {
+      watched.link->lose(error.what());
+    } else {
+      watched.records->lose();
     }
+    throw Error(error.status, std::string(error.what()) + ", on " + watched.who);
+  }
+  if (watched.link != nullptr) {
     if (moved) ++link_moves_;
-    blocked = link.blocked();
-    over = link.end() != Link::End::kNone;
-    closed = link.closed();
+    blocked = watched.link->blocked();
+    over = watched.link->end() != Link::End::kNone;
+    closed = watched.link->closed();
   } else {
-    if (readable) moved |= watched.records->read();
-    moved |= watched.records->write();
     blocked = watched.records->has_output();
     over = closed = watched.records->lost();
   }
@@ -136,7 +152,7 @@ bool Network::serve(size_t index, bool readable) {
   }
   if (closed) {
     // It stays readable for ever. The descriptor itself is closed with the network.
-    const int fd = watched.link != nullptr ? watched.link->fd() : watched.records->fd();
+    const int fd = watched.wire().fd();
     if (watched.watched) epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
     watched.watched = watched.for_writing = false;
     shutdown(fd, SHUT_RDWR);
@@ -155,7 +171,7 @@ void Network::abandon() {
 bool Network::has_bytes_under_way() const {
   return std::any_of(links_.begin(), links_.end(), [](const std::unique_ptr<Link>& link) {
     int bytes = 0;
-    return link && !link->closed() && ioctl(link->fd(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
+    return link && !link->closed() && ioctl(link->wire().fd(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
   });
 }
 

@@ -15,9 +15,10 @@ namespace hvd {
 
 class Network {
  public:
-  // links: by rank, controls: by host; -1 where there is none. A connection over which nothing goes is lost when its
-  // other end's kernel has not answered for so many seconds. Throws SystemError.
-  Network(const std::vector<int>& links, const std::vector<int>& controls, double timeout, Counters& counters);
+  // links: by rank, controls: by host, with their names. A connection over which nothing goes is lost when its other
+  // end's kernel has not answered for so many seconds. Throws SystemError.
+  Network(const std::vector<Connected>& links, const std::vector<Connected>& controls,
+          const std::vector<std::string>& hosts, double timeout, Counters& counters);
   ~Network();
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
@@ -25,8 +26,8 @@ class Network {
   bool empty() const { return epoll_ < 0; }
   // Readable when poll() has something to do.
   int fd() const { return epoll_; }
-  // Moves what can be moved. True if anything did. Throws Error, which names the rank, if a peer has sent what makes no
-  // sense; its connection is then lost.
+  // Moves what can be moved. True if anything did. Throws Error, which names the rank or host, if a peer has sent what
+  // makes no sense; its connection is then lost.
   bool poll();
 
   // Null where there is none.
@@ -49,11 +50,14 @@ class Network {
   struct Watched {
     Link* link = nullptr;
     Records* records = nullptr;
+    std::string who;
     bool for_writing = false, counted = false, watched = false;
+    const Wire& wire() const { return link != nullptr ? link->wire() : records->wire(); }
   };
 
   void watch(Watched& watched, bool for_writing);
   bool serve(size_t index, bool readable);
+  bool move(Watched& watched, bool readable);
   bool has_bytes_under_way() const;
 
   Link::Shared shared_;
@@ -62,6 +66,7 @@ class Network {
   std::vector<Watched> watched_;
   std::vector<size_t> index_of_link_;
   int epoll_ = -1;
+  bool fresh_ = true;  // nothing was read yet
   int ended_ = 0;
   uint64_t link_moves_ = 0;
 };

@@ -1,13 +1,10 @@
 #include "transport/records.h"
 
-#include <fcntl.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
-#include "transport/link.h"
+#include "transport/errors.h"
 
 namespace hvd {
 
@@ -26,17 +23,8 @@ bool RecordCutter::next(std::span<const std::byte>& record) {
   return true;
 }
 
-Records::Records(int fd, Counters& counters) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)), counters_(counters) {
-  if (fd_ < 0) throw SystemError("can't keep a control connection");
-  if (fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK) != 0) {
-    SystemError error("can't use a control connection");
-    close(fd_);
-    throw error;
-  }
-  staging_.resize(64 << 10);
-}
-
-Records::~Records() { close(fd_); }
+Records::Records(const Connected& connected, const std::string& who, Counters& counters)
+    : wire_(connected, who), counters_(counters), staging_(64 << 10) {}
 
 void Records::send(std::span<const std::byte> record) {
   if (lost_ || ending_) return;
@@ -49,15 +37,15 @@ void Records::send(std::span<const std::byte> record) {
 
 bool Records::write() {
   bool moved = false;
-  while (has_output()) {
-    const ssize_t n = ::send(fd_, output_.data() + written_, output_.size() - written_, MSG_NOSIGNAL);
+  bool failed = false;
+  while (has_output() && !failed) {
+    iovec rest{output_.data() + written_, output_.size() - written_};
+    const ssize_t n = rest.iov_len > 0 ? wire_.write(&rest, 1) : wire_.flush() ? 0 : -1;
     if (n < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return moved;
-      // What the other end had sent before still counts: read() comes to the end of it.
-      shutdown(fd_, SHUT_RDWR);
-      ending_ = true;
-      break;
+      failed = true;
+      continue;
     }
     moved = true;
     written_ += static_cast<size_t>(n);
@@ -65,14 +53,20 @@ bool Records::write() {
   }
   output_.clear();
   written_ = 0;
-  if (ending_) shutdown(fd_, SHUT_WR);
+  if (failed) {
+    // What the other end had sent before still counts: read() comes to the end of it.
+    wire_.cut();
+    ending_ = ended_ = true;
+  } else if (ending_ && !std::exchange(ended_, true)) {
+    wire_.end_writing();
+  }
   return moved;
 }
 
 bool Records::read() {
   bool moved = false;
   while (!lost_) {
-    const ssize_t n = recv(fd_, staging_.data(), staging_.size(), 0);
+    const ssize_t n = wire_.read(staging_.data(), staging_.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return moved;
     moved = true;

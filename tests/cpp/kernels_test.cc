@@ -124,6 +124,29 @@ TEST_CASE("the best table is the last of those that this processor can run") {
   MESSAGE("tables tested:", names);
 }
 
+TEST_CASE("copying copies all bytes and no others, however the two ends are aligned") {
+  std::vector<uint8_t> from(20'000), to(20'000);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(i * 7 + i / 251 + 1) | 1;
+  const auto check = [&](auto copy, const char* name) {
+    for (const size_t bytes : {0, 1, 15, 16, 31, 32, 63, 64, 65, 127, 128, 255, 256, 257, 2047, 2048, 4096, 16'001}) {
+      for (const size_t from_offset : {0, 1, 16, 33}) {
+        for (const size_t to_offset : {0, 1, 16, 63}) {
+          std::fill(to.begin(), to.end(), 0);
+          copy(to.data() + to_offset, from.data() + from_offset, bytes);
+          const auto first = to.begin() + static_cast<ptrdiff_t>(to_offset),
+                     last = first + static_cast<ptrdiff_t>(bytes);
+          const bool right = std::equal(first, last, from.begin() + static_cast<ptrdiff_t>(from_offset)) &&
+                             std::count(to.begin(), first, 0) == first - to.begin() &&
+                             std::count(last, to.end(), 0) == to.end() - last;
+          CHECK_MESSAGE(right, name, ": ", bytes, " bytes from offset ", from_offset, " to ", to_offset);
+        }
+      }
+    }
+  };
+  for (const Kernels* table : hvd::all_kernels()) check(table->copy, table->name);
+  check(hvd::copy_bytes, "copy_bytes");
+}
+
 TEST_CASE("a table has exactly what is supported") {
   for (const Kernels* table : hvd::all_kernels()) {
     for (const DType& type : kTypes) {

@@ -23,14 +23,23 @@ std::vector<std::byte> some_bytes(size_t n, unsigned seed) {
   return bytes;
 }
 
+// The kinds of connections that a test runs over.
+std::vector<bool> plain_and_encrypted() {
+  if (encryption_is_possible()) return {false, true};
+  MESSAGE("SKIPPED with TLS: libssl is missing; install the Debian package libssl3");
+  return {false};
+}
+
 // Two links that are each other's ends; b's rank is what a's link is with, and the other way round.
 struct Pair {
-  Pair() {
-    const auto [one, other] = tcp_pair();
+  explicit Pair(bool encrypted = false) {
+    Connected one, other;
+    std::tie(one.fd, other.fd) = tcp_pair();
+    if (encrypted) encrypt(one, other);
     a = std::make_unique<Link>(1, one, counters, shared);
     b = std::make_unique<Link>(0, other, counters, shared);
-    close(one);
-    close(other);
+    close(one.fd);
+    close(other.fd);
   }
   void move() const {
     for (Link* const link : {a.get(), b.get()}) {
@@ -47,7 +56,7 @@ struct Pair {
 struct Raw {
   Raw() {
     const auto [one, other] = tcp_pair();
-    link = std::make_unique<Link>(1, one, counters, shared);
+    link = std::make_unique<Link>(1, Connected{one}, counters, shared);
     close(one);
     peer = other;
   }
@@ -64,7 +73,7 @@ struct Raw {
   // Reads until so many bytes of a lane are there or the link has ended.
   void read_until(int lane, uint64_t position) const {
     while (link->received(lane).load() < position && link->end() == Link::End::kNone) {
-      pollfd event{link->fd(), POLLIN, 0};
+      pollfd event{link->wire().fd(), POLLIN, 0};
       REQUIRE(::poll(&event, 1, 10'000) == 1);
       link->read();
     }
@@ -78,58 +87,64 @@ struct Raw {
 }  // namespace
 
 TEST_CASE("lanes carry their bytes in order, in pieces of any size, whoever is early") {
-  constexpr int kLanes = 3;
-  constexpr size_t kBytes = 12 << 20;
-  const Pair pair;
-  std::mt19937_64 random(1);
-  std::vector<std::vector<std::byte>> from, to(2 * kLanes, std::vector<std::byte>(kBytes));
-  for (unsigned i = 0; i < 2 * kLanes; ++i) from.push_back(some_bytes(kBytes, i));
-  std::vector<size_t> sent(2 * kLanes), asked(2 * kLanes);
-  const auto piece = [&random](size_t done) {
-    const size_t most = random() % 3 == 0 ? 3'000'000 : random() % 3 == 0 ? 50'000 : 100;
-    return std::min<size_t>(random() % most, kBytes - done);
-  };
-  const auto end_of = [&](size_t i) -> Link& { return i % 2 == 0 ? *pair.a : *pair.b; };
-  const auto there = [&](size_t i) { return end_of(i + 1).received(static_cast<int>(i / 2)).load() == kBytes; };
-  const auto all_there = [&] {
-    bool all = true;
-    for (size_t i = 0; i < 2 * kLanes; ++i) all &= there(i);
-    return all;
-  };
-  for (int rounds = 0; !all_there(); ++rounds) {
-    REQUIRE(rounds < 1'000'000);
-    const size_t i = random() % (2 * kLanes);
-    const auto lane = static_cast<int>(i / 2);
-    if (random() % 2 == 0) {
-      const size_t n = piece(sent[i]);
-      CHECK(end_of(i).send(lane, from[i].data() + sent[i], n) == sent[i] + n);
-      sent[i] += n;
-    } else {
-      const size_t n = piece(asked[i]);
-      CHECK(end_of(i + 1).receive(lane, to[i].data() + asked[i], n) == asked[i] + n);
-      asked[i] += n;
+  for (const bool encrypted : plain_and_encrypted()) {
+    CAPTURE(encrypted);
+    constexpr int kLanes = 3;
+    constexpr size_t kBytes = 12 << 20;
+    const Pair pair(encrypted);
+    std::mt19937_64 random(1);
+    std::vector<std::vector<std::byte>> from, to(2 * kLanes, std::vector<std::byte>(kBytes));
+    for (unsigned i = 0; i < 2 * kLanes; ++i) from.push_back(some_bytes(kBytes, i));
+    std::vector<size_t> sent(2 * kLanes), asked(2 * kLanes);
+    const auto piece = [&random](size_t done) {
+      const size_t most = random() % 3 == 0 ? 3'000'000 : random() % 3 == 0 ? 50'000 : 100;
+      return std::min<size_t>(random() % most, kBytes - done);
+    };
+    const auto end_of = [&](size_t i) -> Link& { return i % 2 == 0 ? *pair.a : *pair.b; };
+    const auto there = [&](size_t i) { return end_of(i + 1).received(static_cast<int>(i / 2)).load() == kBytes; };
+    const auto all_there = [&] {
+      bool all = true;
+      for (size_t i = 0; i < 2 * kLanes; ++i) all &= there(i);
+      return all;
+    };
+    for (int rounds = 0; !all_there(); ++rounds) {
+      REQUIRE(rounds < 1'000'000);
+      const size_t i = random() % (2 * kLanes);
+      const auto lane = static_cast<int>(i / 2);
+      if (random() % 2 == 0) {
+        const size_t n = piece(sent[i]);
+        CHECK(end_of(i).send(lane, from[i].data() + sent[i], n) == sent[i] + n);
+        sent[i] += n;
+      } else {
+        const size_t n = piece(asked[i]);
+        CHECK(end_of(i + 1).receive(lane, to[i].data() + asked[i], n) == asked[i] + n);
+        asked[i] += n;
+      }
+      if (random() % 4 == 0) pair.move();
     }
-    if (random() % 4 == 0) pair.move();
+    CHECK(from == to);
   }
-  CHECK(from == to);
 }
 
 TEST_CASE("a lane that nobody looks at holds up no other one, and costs no more than its window") {
-  constexpr size_t kBytes = 8 << 20;
-  const Pair pair;
-  const std::vector<std::byte> ignored = some_bytes(kBytes, 1), wanted = some_bytes(kBytes, 2);
-  std::vector<std::byte> into(kBytes), late(kBytes);
-  pair.a->send(0, ignored.data(), kBytes);
-  for (int i = 0; i < 1000; ++i) pair.move();
-  CHECK(pair.a->sent(0).load() == Link::kWindow);
-  pair.a->send(1, wanted.data(), kBytes);
-  const uint64_t end = pair.b->receive(1, into.data(), kBytes);
-  for (int i = 0; i < 1'000'000 && pair.b->received(1).load() < end; ++i) pair.move();
-  CHECK(into == wanted);
-  CHECK(pair.a->sent(0).load() == Link::kWindow);
-  pair.b->receive(0, late.data(), kBytes);
-  for (int i = 0; i < 1'000'000 && pair.b->received(0).load() < kBytes; ++i) pair.move();
-  CHECK(late == ignored);
+  for (const bool encrypted : plain_and_encrypted()) {
+    CAPTURE(encrypted);
+    constexpr size_t kBytes = 8 << 20;
+    const Pair pair(encrypted);
+    const std::vector<std::byte> ignored = some_bytes(kBytes, 1), wanted = some_bytes(kBytes, 2);
+    std::vector<std::byte> into(kBytes), late(kBytes);
+    pair.a->send(0, ignored.data(), kBytes);
+    for (int i = 0; i < 1000; ++i) pair.move();
+    CHECK(pair.a->sent(0).load() == Link::kWindow);
+    pair.a->send(1, wanted.data(), kBytes);
+    const uint64_t end = pair.b->receive(1, into.data(), kBytes);
+    for (int i = 0; i < 1'000'000 && pair.b->received(1).load() < end; ++i) pair.move();
+    CHECK(into == wanted);
+    CHECK(pair.a->sent(0).load() == Link::kWindow);
+    pair.b->receive(0, late.data(), kBytes);
+    for (int i = 0; i < 1'000'000 && pair.b->received(0).load() < kBytes; ++i) pair.move();
+    CHECK(late == ignored);
+  }
 }
 
 TEST_CASE("what a peer sent before it closed still counts, also if writing to it fails first") {
@@ -157,22 +172,25 @@ TEST_CASE("what a peer sent before it closed still counts, also if writing to it
 }
 
 TEST_CASE("an abandoned link touches no memory, and still says and hears the last word") {
-  const Pair pair;
-  std::vector<std::byte> data = some_bytes(1 << 20, 1), into(1 << 20), before = into;
-  pair.b->receive(0, into.data(), into.size());
-  pair.b->abandon();
-  pair.a->send(0, data.data(), 100'000);
-  pair.a->write();
-  pair.a->send(0, data.data(), 100'000);
-  pair.a->write();
-  pair.a->say_bye(kDeparted, -1);
-  pair.b->say_bye(kBroken, 3);
-  for (int i = 0; i < 1'000'000 && !(pair.a->closed() && pair.b->closed()); ++i) pair.move();
-  CHECK(into == before);
-  CHECK(pair.b->end() == Link::End::kBye);
-  CHECK(pair.b->bye_state() == kDeparted);
-  CHECK(pair.a->end() == Link::End::kBye);
-  CHECK(pair.a->bye_cause() == 3);
+  for (const bool encrypted : plain_and_encrypted()) {
+    CAPTURE(encrypted);
+    const Pair pair(encrypted);
+    std::vector<std::byte> data = some_bytes(1 << 20, 1), into(1 << 20), before = into;
+    pair.b->receive(0, into.data(), into.size());
+    pair.b->abandon();
+    pair.a->send(0, data.data(), 100'000);
+    pair.a->write();
+    pair.a->send(0, data.data(), 100'000);
+    pair.a->write();
+    pair.a->say_bye(kDeparted, -1);
+    pair.b->say_bye(kBroken, 3);
+    for (int i = 0; i < 1'000'000 && !(pair.a->closed() && pair.b->closed()); ++i) pair.move();
+    CHECK(into == before);
+    CHECK(pair.b->end() == Link::End::kBye);
+    CHECK(pair.b->bye_state() == kDeparted);
+    CHECK(pair.a->end() == Link::End::kBye);
+    CHECK(pair.a->bye_cause() == 3);
+  }
 }
 
 TEST_CASE("an end in the middle of a frame is no last word") {
@@ -205,7 +223,7 @@ TEST_CASE("frames that make no sense are refused") {
   for (const FrameHeader& header : bad) {
     const Raw raw;
     raw.send(header);
-    pollfd event{raw.link->fd(), POLLIN, 0};
+    pollfd event{raw.link->wire().fd(), POLLIN, 0};
     REQUIRE(::poll(&event, 1, 10'000) == 1);
     CHECK_THROWS_AS(raw.link->read(), BadFrame);
   }
@@ -232,16 +250,19 @@ TEST_CASE("more bytes than the window are refused, before they fill the memory")
 }
 
 TEST_CASE("a link that was abandoned reads on to the last word of its peer") {
-  const Pair pair;
-  const std::vector<std::byte> data(2 * FrameHeader::kMostBytes);
-  pair.b->send(3, data.data(), data.size());
-  pair.a->abandon();
-  pair.b->write();
-  while (pair.a->read()) pair.b->write();
-  pair.b->say_bye(kBroken, 7);
-  while (pair.a->read()) {
+  for (const bool encrypted : plain_and_encrypted()) {
+    CAPTURE(encrypted);
+    const Pair pair(encrypted);
+    const std::vector<std::byte> data(2 * FrameHeader::kMostBytes);
+    pair.b->send(3, data.data(), data.size());
+    pair.a->abandon();
+    pair.b->write();
+    while (pair.a->read()) pair.b->write();
+    pair.b->say_bye(kBroken, 7);
+    while (pair.a->read()) {
+    }
+    CHECK(pair.b->sent(3).load() == data.size());
+    CHECK(pair.a->bye_state() == kBroken);
+    CHECK(pair.a->bye_cause() == 7);
   }
-  CHECK(pair.b->sent(3).load() == data.size());
-  CHECK(pair.a->bye_state() == kBroken);
-  CHECK(pair.a->bye_cause() == 7);
 }

@@ -35,7 +35,8 @@ class HandPlayed {
                          Segment::kLogBytes);
     }
     const std::vector<int> none(n, -1);
-    network_ = std::make_unique<Network>(none, std::vector<int>{-1}, settings_.heartbeat_timeout, counters_);
+    network_ = std::make_unique<Network>(std::vector<Connected>(n), std::vector<Connected>(1), world_.hosts,
+                                         settings_.heartbeat_timeout, counters_);
     liveness_ = std::make_unique<Liveness>(world_, settings_, segment_, none.data(), *doorbells_, -1);
     hosts_ = std::make_unique<Hosts>(world_, settings_, segment_, *doorbells_, *liveness_, *network_);
     coordinator_ = std::make_unique<Coordinator>(world_, settings_, segment_, *doorbells_, counters_, *hosts_,

@@ -2,6 +2,7 @@
 #ifndef HOROVOD_TESTS_CPP_RANK_GROUP_H_
 #define HOROVOD_TESTS_CPP_RANK_GROUP_H_
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/eventfd.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "transport/tls.h"
 
 namespace hvd::testing {
 
@@ -56,6 +59,35 @@ inline std::pair<int, int> tcp_pair() {
   return {one_end, other_end};
 }
 
+inline bool encryption_is_possible() {
+  try {
+    (void)tls::Libssl::load(tls::Libssl::kDefaultName);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Puts a TLS session over both ends, by the same key or by different ones. Throws Error.
+inline void encrypt(Connected& one, Connected& other, const tls::Session::Key& key, const tls::Session::Key& others_key,
+                    uint64_t records_per_key = tls::Session::kRecordsPerKey) {
+  using tls::Session;
+  const tls::Libssl& libssl = tls::Libssl::load(tls::Libssl::kDefaultName);
+  for (const int fd : {one.fd, other.fd}) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  one.session = std::make_shared<Session>(libssl, Session::Role::kConnecting, key, records_per_key);
+  other.session = std::make_shared<Session>(libssl, Session::Role::kListening, others_key, records_per_key);
+  // Bytes over a loopback may take a moment.
+  for (int i = 0; !(one.session->handshake(one.fd) & other.session->handshake(other.fd)); ++i) {
+    if (i == 100'000) throw std::runtime_error("the handshake does not end");
+    std::this_thread::yield();
+  }
+}
+inline void encrypt(Connected& one, Connected& other) {
+  tls::Session::Key key;
+  key.fill(std::byte{7});
+  encrypt(one, other, key, key);
+}
+
 // What the ranks of a group share. Each rank then makes its engine.
 class RankGroup {
  public:
@@ -67,6 +99,8 @@ class RankGroup {
     sets_.emplace_back(static_cast<size_t>(size_));
     std::iota(sets_[0].begin(), sets_[0].end(), 0);
     for (auto& set : extra_sets) sets_.push_back(std::move(set));
+    const char* const encrypted = std::getenv("HOROVOD_TEST_ENCRYPT");
+    encrypted_ = encrypted != nullptr && *encrypted == '1';
     const int hosts = *std::max_element(host_of_.begin(), host_of_.end()) + 1;
     for (int h = 0; h < hosts; ++h) {
       const auto ranks = static_cast<int>(std::count(host_of_.begin(), host_of_.end(), h));
@@ -162,23 +196,29 @@ class RankGroup {
 
   void connect_all() {
     const auto n = static_cast<size_t>(size_);
-    links_.assign(n, std::vector<int>(n, -1));
-    controls_.assign(n, std::vector<int>(hosts_.size(), -1));
+    links_.assign(n, std::vector<Connected>(n));
+    controls_.assign(n, std::vector<Connected>(hosts_.size()));
     for (size_t a = 0; a < n; ++a) {
       for (size_t b = a + 1; b < n; ++b) {
-        if (host_of_[a] != host_of_[b]) std::tie(links_[a][b], links_[b][a]) = tcp_pair();
+        if (host_of_[a] != host_of_[b]) connect_both(links_[a][b], links_[b][a]);
       }
     }
     for (int h = 1; h < static_cast<int>(hosts_.size()); ++h) {
       const auto leader = static_cast<size_t>(std::find(host_of_.begin(), host_of_.end(), h) - host_of_.begin());
-      std::tie(controls_[0][static_cast<size_t>(h)], controls_[leader][0]) = tcp_pair();
+      connect_both(controls_[0][static_cast<size_t>(h)], controls_[leader][0]);
     }
+  }
+
+  void connect_both(Connected& one, Connected& other) const {
+    std::tie(one.fd, other.fd) = tcp_pair();
+    if (encrypted_) encrypt(one, other);
   }
 
   void close_connections(int rank) const {
     for (auto* list : {&links_[static_cast<size_t>(rank)], &controls_[static_cast<size_t>(rank)]}) {
-      for (int& fd : *list) {
-        if (fd >= 0) close(std::exchange(fd, -1));
+      for (Connected& end : *list) {
+        if (end.fd >= 0) close(std::exchange(end.fd, -1));
+        end.session = nullptr;
       }
     }
   }
@@ -189,7 +229,8 @@ class RankGroup {
   std::vector<Host> hosts_;
   std::vector<std::string> names_;
   std::vector<int32_t> pids_;
-  mutable std::vector<std::vector<int>> links_, controls_;  // by rank
+  bool encrypted_ = false;                                        // so HOROVOD_TEST_ENCRYPT=1 wants it
+  mutable std::vector<std::vector<Connected>> links_, controls_;  // by rank
 };
 
 // One host, one rank a host, mixtures, and hosts whose ranks do not follow each other.

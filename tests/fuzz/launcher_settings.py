@@ -9,7 +9,7 @@ import atheris
 import targets
 
 with atheris.instrument_imports(include=["horovod"]):
-    from horovod.common import environment
+    from horovod.common import environment, schedulers
     from horovod.runner.config_file import read_config_file
     from horovod.runner.errors import UsageError
     from horovod.runner.hosts import assign_slots, parse_hostfile, parse_hosts
@@ -36,6 +36,9 @@ def target(data: bytes) -> None:
             assert all(host.slots >= 1 for host in hosts)
             assert check(lambda hosts=hosts: assign_slots(hosts, 1), UsageError) is not None
     check(lambda: read_config_file(PATH), UsageError)
+    check(lambda: schedulers.expand_counts(text), ValueError)
+    check(lambda: schedulers.first_host(text), ValueError)
+    check(lambda: schedulers.lsf_hosts({"LSB_MCPU_HOSTS": text}), ValueError)
     for name in environment.VARIABLES:
         check(lambda name=name: environment.read(name, {name: text}), ValueError)
 
@@ -57,6 +60,9 @@ SEEDS = (
     b"128",
     b"1.5e3",
     b"hierarchical",
+    b"2(x3),1",
+    b"gpu[01-03,7],login",
+    b"batch1 1 h1 4 h2 4",
 )
 
 if __name__ == "__main__":

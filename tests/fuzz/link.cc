@@ -276,7 +276,7 @@ void settle(Link& link, Peer& peer) {
 void use(FuzzedDataProvider& input, int fd, int peer_fd) {
   Counters counters;
   Link::Shared shared;
-  Link link(1, fd, counters, shared);
+  Link link(1, {fd}, counters, shared);
   User user(link);
   Peer peer(peer_fd);
   try {

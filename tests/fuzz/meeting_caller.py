@@ -128,7 +128,7 @@ def say_something(script: Script, server: Server, loop: Loop) -> None:
 def target(data: bytes) -> None:
     """A host that waits for the table, and a server that goes by the script."""
     script, loop, server = Script(data), Loop(), Server()
-    line = ServerLine(loop, HELLO, [(socket.AF_UNIX, server.address)], KEY, 30.0)
+    line = ServerLine(loop, HELLO, [(socket.AF_UNIX, server.address)], KEY, timeout=30.0)
     try:
         settle(loop)
         while not script.is_over():

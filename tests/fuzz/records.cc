@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "target.h"
-#include "transport/link.h"
 
 using namespace hvd;
 
@@ -115,7 +114,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
   {
     Counters counters;
-    Records records(fds[0], counters);
+    Records records({fds[0]}, "the other end", counters);
     check(
         stream, expected, pieces,
         [&](std::span<const std::byte> piece) {

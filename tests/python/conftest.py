@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
+from horovod.common.rendezvous.encryption import find_encryption
+
 TEST_SECONDS = 600  # far more than any needs: a test that hangs is to say so
 
 # A script's background job and nohup have signals ignored, and so would all that the tests start.
@@ -54,15 +56,22 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(params=["shm", "tcp", "mixed"])
+@pytest.fixture(params=["shm", "tcp", "mixed", "encrypted"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs a test over shared memory, over TCP, and over both: `pytestmark = pytest.mark.usefixtures("transport")`."""
+    """Runs a test over shared memory, over TCP, over both, and (some suites) over both with data encrypted.
+
+    To be used so: `pytestmark = pytest.mark.usefixtures("transport")`.
+    """
+    if request.param == "encrypted" and not find_encryption().library:
+        pytest.skip("needs OpenSSL 3 (Debian's package libssl3)")
     monkeypatch.setenv("RANKS_TOPOLOGY", request.param)
     return str(request.param)
 
 
 # The sizes that are worth it there: 2, 3 and 4 hosts, with equal and unequal numbers of ranks (see ranks.topology).
-SIZES_OVER = {"tcp": (2, 3), "mixed": (3, 4, 5, 7)}
+SIZES_OVER = {"tcp": (2, 3), "mixed": (3, 4, 5, 7), "encrypted": (4,)}
+# Where encryption may make a difference: all kinds of transfers, and ends of connections. The others only cost time.
+ENCRYPTED_SUITES = ("test_alltoall", "test_faults", "test_numpy_collectives", "test_random_order")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -72,6 +81,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         sizes = SIZES_OVER.get(str(parameters.get("transport")), ())
         if sizes and "size" in parameters and parameters["size"] not in sizes:
+            left_out.add(item)
+        if parameters.get("transport") == "encrypted" and item.path.stem not in ENCRYPTED_SUITES:
             left_out.add(item)
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,8 +82,13 @@ def session_environment() -> dict[str, str]:
     return {**inherited, "PATH": path, "NO_COLOR": "1"}
 
 
-def run_session(block: Block, folder: Path) -> None:
+def run_session(block: Block, folder: Path, there: Callable[[list[str]], list[str]] = list) -> None:
     """Runs a session and compares what it prints.
+
+    Args:
+        block: The session.
+        folder: Where.
+        there: Makes of a command one that runs it on some other machine.
 
     Raises:
         AssertionError: Something else was printed, or a command failed unexpectedly.
@@ -93,7 +98,7 @@ def run_session(block: Block, folder: Path) -> None:
     for step, following in zip(session, [*session[1:], None], strict=True):
         # The subshell hands the exit code of the command before on to "echo $?".
         ended = subprocess.run(
-            ["bash", "-c", f"(exit {code})\n{step.command}"],
+            there(["bash", "-c", f"(exit {code})\n{step.command}"]),
             cwd=folder,
             env=session_environment(),
             stdin=subprocess.DEVNULL,

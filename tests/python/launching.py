@@ -31,6 +31,9 @@ class Launcher:
     on_terminal = False
 
     def __init__(self, *arguments: str, **environment: str) -> None:
+        self._start([*HOROVODRUN, *arguments], environment)
+
+    def _start(self, launcher: list[str], environment: dict[str, str]) -> None:
         self._mark = f"TEST_MARK={uuid.uuid4().hex}"
         env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "HOROVOD_GRACE_SECONDS")}
         env |= dict([self._mark.split("=")]) | environment
@@ -38,12 +41,12 @@ class Launcher:
         if self.on_terminal:
             self.master, slave = pty.openpty()
             # A session whose controlling terminal is the pty, as a shell's job has: Ctrl-C works.
-            command = ["setsid", "--ctty", "--wait", *HOROVODRUN, *arguments]
+            command = ["setsid", "--ctty", "--wait", *launcher]
             self.process = subprocess.Popen(command, env=env, stdin=slave, stdout=slave, stderr=slave)
             os.close(slave)
         else:
             self.process = subprocess.Popen(
-                [*HOROVODRUN, *arguments],
+                launcher,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -97,8 +100,13 @@ class Launcher:
 
     def finish(self, seconds: float = 30.0) -> tuple[int, str, str]:
         """Wait for the end and return exit code, stdout and stderr; nothing may be left of the job."""
-        out, err = self.process.communicate(timeout=seconds)
+        outcome = self.finish_here(seconds)
         assert self.living() == []
+        return outcome
+
+    def finish_here(self, seconds: float = 30.0) -> tuple[int, str, str]:
+        """As `finish`, but something may be left on a machine that can't be reached."""
+        out, err = self.process.communicate(timeout=seconds)
         return self.process.returncode, out.decode(), err.decode()
 
 

@@ -7,8 +7,8 @@
         outcomes = group.wait(timeout=10)
 
 Where a test does not say which hosts, RANKS_TOPOLOGY does: shm (one host, the default), tcp (every rank is a host of
-its own) or mixed (several hosts of equal or unequal numbers of ranks). The fixture `transport` sets it. Hosts are such
-by their names only; the rendezvous server runs in the test's process.
+its own), mixed (several hosts of equal or unequal numbers of ranks) or encrypted (the same, with HOROVOD_ENCRYPT=1).
+The fixture `transport` sets it. Hosts are such by their names only; the rendezvous server runs in the test's process.
 
 Nothing survives the block: every process is killed at its end, and dies with its parent too. The functions are pickled
 by reference, so they must be importable: top-level functions of the test's module.
@@ -64,7 +64,8 @@ class Outcome:
 def topology(size: int, name: str) -> list[int]:
     """How many ranks each host has, by a name of RANKS_TOPOLOGY."""
     halves = [size - size // 2, size // 2] if size > 1 else [1]
-    return {"shm": [size], "tcp": [1] * size, "mixed": MIXED.get(size, halves)}[name]
+    mixed = MIXED.get(size, halves)
+    return {"shm": [size], "tcp": [1] * size, "mixed": mixed, "encrypted": mixed}[name]
 
 
 def worker_environments(hosts: Sequence[int], job_id: str, key: str) -> list[dict[str, str]]:
@@ -110,6 +111,8 @@ class Group:
         if len(hosts) > 1:
             server = self._serve(server_address, [environment["HOROVOD_HOSTNAME"] for environment in environments])
             env = {**server, **env}
+            if os.environ.get("RANKS_TOPOLOGY") == "encrypted":
+                env.setdefault("HOROVOD_ENCRYPT", "1")
         (folder / "call").write_bytes(cloudpickle.dumps((function, tuple(args))))
         self.processes = []
         base = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}

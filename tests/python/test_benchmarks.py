@@ -59,3 +59,20 @@ def test_the_cost_of_a_gradient_is_measured(tmp_path: Path) -> None:
     medians = json.loads(report.read_text())
     assert set(medians) == {"gradient_to_submitted_us", "end_us"}
     assert medians["end_us"] > 0
+
+
+def test_the_rendezvous_is_measured_and_plotted(tmp_path: Path) -> None:
+    program = str(RUN.with_name("rendezvous_scaling.py"))
+    sizes = ["--hosts", "2", "20", "--ranks-per-host", "1", "3", "--output", str(tmp_path)]
+    ended = subprocess.run([sys.executable, program, *sizes], capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr
+    measured = json.loads((tmp_path / "rendezvous.json").read_text())
+    assert [(each["hosts"], each["ranks"], each["connections"]) for each in measured] == [
+        (2, 2, 2),
+        (20, 20, 20),
+        (2, 6, 2),
+        (20, 60, 20),
+    ]
+    assert all(each["bytes_sent"] > 0 and each["seconds"] > 0 for each in measured)
+    for ranks in (1, 3):
+        assert (tmp_path / f"rendezvous-{ranks}-per-host.svg").read_text().count("<polyline") == 3

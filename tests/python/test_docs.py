@@ -2,10 +2,12 @@
 
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from documents import PAGES, ROOT, Block, blocks, compare, file_of, run_session
+from machines import machines
 
 from horovod.common.environment import VARIABLES
 from horovod.runner.options import make_parser
@@ -35,6 +37,16 @@ def test_every_program_and_session_of_a_page_runs_as_shown(page: Path, tmp_path:
         pytest.importorskip("lightning", reason="its programs need torch and Lightning")
     if page.name.startswith("tensorflow"):
         pytest.importorskip("tensorflow", reason="its programs need TensorFlow")
+    if page.name == "clusters.md":
+        folder = tmp_path / "machines"
+        folder.mkdir()
+        with machines(2, folder) as cluster:
+            run_page(page, tmp_path, lambda command: cluster["h1"].command(command, tmp_path))
+    else:
+        run_page(page, tmp_path, list)
+
+
+def run_page(page: Path, tmp_path: Path, there: Callable[[list[str]], list[str]]) -> None:
     for block in blocks(page):
         assert block.language in LANGUAGES, f"{block}: a block needs one of the languages {sorted(LANGUAGES)}"
         named = file_of(block)
@@ -42,7 +54,7 @@ def test_every_program_and_session_of_a_page_runs_as_shown(page: Path, tmp_path:
             assert named, f"{block}: the first line must be a comment with a file name"
             (tmp_path / named[0]).write_text(named[1])
         elif block.language == "console":
-            run_session(block, tmp_path)
+            run_session(block, tmp_path, there)
 
 
 def commands(page: Path) -> list[tuple[Block, str]]:

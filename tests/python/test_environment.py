@@ -88,7 +88,7 @@ def test_where_hosts_meet_is_read() -> None:
             "HOROVOD_INSECURE": "1",
         }
     )
-    assert network == environment.Network("h", 7, "eth0", launcher_serves=True, insecure=True)
+    assert network == environment.Network("h", 7, "eth0", None, launcher_serves=True, insecure=True)
 
 
 def test_log_levels_are_known_in_any_case() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from launching import run, script
 
+from horovod.common.environment import SWITCH, VARIABLES
 from horovod.runner.errors import UsageError
-from horovod.runner.hosts import Host, Slot, assign_slots, is_local, local_slots, parse_hostfile, parse_hosts
+from horovod.runner.hosts import Host, Slot, assign_slots, is_local, parse_hostfile, parse_hosts
 from horovod.runner.launch import parse_args
 from horovod.runner.options import exported_variables
 
@@ -138,15 +139,13 @@ BAD_INPUT = [
     ("-np 2 --verb true", "--verb"),
     ("-np 2 no-such-program-anywhere", "no-such-program-anywhere"),
     ("-np 2 /etc/passwd", "/etc/passwd"),
-    ("-np 2 -H no-such-host.invalid:2 true", "no-such-host.invalid"),
-    ("-np 2 -H 192.0.2.1:2 true", "192.0.2.1 is not this machine"),
     ("-np 3 -H localhost:2 true", "3 slots, but there are 2"),
     ("-np 2 -H localhost true", "2 slots, but there are 1"),
     ("-np 1 -H localhost:0 true", "no slots"),
     ("-np 1 -H localhost:x true", "localhost:x"),
     ("-np 1 -H ::1:2 true", "[address]:slots"),
     ("-np 1 -H [zz]:2 true", "[zz]"),
-    ("-np 2 -H localhost:1,192.0.2.1:1 true", "192.0.2.1 is not this machine"),
+    ("-np 2 -H localhost:1,192.0.2.1:1 -i no-such-key true", "-i: can't read no-such-key"),
     ("-np 1 -H localhost --hostfile f true", "not allowed with"),
     ("-np 1 --hostfile no-such-file true", "no-such-file: No such file"),
     ("-np 1 --config-file no-such-file true", "no-such-file: No such file"),
@@ -284,6 +283,15 @@ def test_this_machine_under_all_its_names() -> None:
 def test_more_slots_than_np_give_np_workers(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("localhost slots=8\n")
-    assert len(local_slots(parse_hostfile(str(path)), 3)) == 3
+    assert len(assign_slots(parse_hostfile(str(path)), 3)) == 3
     code, out, _ = run("-np", "3", "-hostfile", str(path), "echo", "x")
     assert code == 0 and len(out.splitlines()) == 3
+
+
+def test_encryption_is_asked_for_or_refused_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["-np", "1", "--encrypt", "true"]
+    monkeypatch.setitem(VARIABLES, "HOROVOD_ENCRYPT", (SWITCH, False))
+    assert exported_variables(parse_args(command))["HOROVOD_ENCRYPT"] == "1"
+    monkeypatch.delitem(VARIABLES, "HOROVOD_ENCRYPT")
+    with pytest.raises(UsageError, match=r"^--encrypt: encryption is not available"):
+        parse_args(command)

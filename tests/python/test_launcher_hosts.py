@@ -94,3 +94,15 @@ def test_a_stranger_at_the_server_is_told_about() -> None:
     code, _, err = run("-np", "2", "-H", "localhost:1,127.0.0.2:1", *worker)
     assert code == 0, err
     assert "horovodrun: rendezvous: turned a connection from 127.0.0.1 away: it does not speak this protocol" in err
+
+
+def test_inside_an_lsf_job_its_hosts_are_used() -> None:
+    lsf = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "localhost 2 127.0.0.2 1"}
+    code, out, err = run(*PLACE, **lsf)
+    assert code == 0, err
+    assert lines(out) == ["0 3 0 2 0 2 localhost", "1 3 1 2 0 1 localhost", "2 3 0 1 1 2 127.0.0.2"]
+    code, out, _ = run("-np", "1", "-H", "127.0.0.3:1", *PLACE, **lsf)
+    assert (code, lines(out)) == (0, ["0 1 0 1 0 1 127.0.0.3"])
+    code, _, err = run("-np", "1", *PLACE, **{**lsf, "LSB_MCPU_HOSTS": "localhost"})
+    assert code == 2
+    assert "LSB_MCPU_HOSTS='localhost' can't be understood" in err

@@ -80,7 +80,8 @@ def test_ranks_that_begin_in_any_order_are_connected(address: str) -> None:
             group.complete(0.05)  # those who listen are connected to already, the others refuse
         assert group.complete(20)
         for rank, mesh in group.meshes.items():
-            links, controls = mesh.take()
+            links, controls, sessions = mesh.take()
+            assert not sessions
             host_of = group.table.host_of
             assert [fd >= 0 for fd in links] == [host_of[peer] != host_of[rank] for peer in range(5)]
             assert sum(fd >= 0 for fd in controls) == {0: 2, 1: 1, 3: 1}.get(rank, 0)

@@ -14,6 +14,7 @@ import horovod.numpy as hvd
 from horovod import __version__
 from horovod.common.environment import read_identity, read_tunables
 from horovod.common.rendezvous.encoding import ProtocolError, Writer
+from horovod.common.rendezvous.encryption import PLAIN
 from horovod.common.rendezvous.follower import Follower
 from horovod.common.rendezvous.messages import Kind
 from horovod.common.rendezvous.proof import ANSWER_SIZE, MAGIC, OPENING_SIZE, Claim, Key, Purpose, encode_opening
@@ -227,7 +228,7 @@ def gives_up_and_comes_again() -> float:
 
 def introduce() -> Follower:
     """The first half of a follower's init: a connection that has said HELLO and was accepted."""
-    follower = Follower(Rank.make(read_identity(), read_tunables(), [], 41, None))
+    follower = Follower(Rank.make(read_identity(), read_tunables(), [], 41, listener=None, encryption=PLAIN))
     follower.introduce()
     return follower
 

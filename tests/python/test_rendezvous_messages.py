@@ -35,7 +35,9 @@ endpoints = st.one_of(
     st.builds(Endpoint, st.ip_addresses(v=4).map(str), st.integers(0, 65535)),
     st.builds(Endpoint, st.ip_addresses(v=6).map(str), st.integers(0, 65535)),
 )
-configurations = st.builds(Configuration, st.lists(st.lists(u32, max_size=5), max_size=5), u64, u32, st.booleans())
+configurations = st.builds(
+    Configuration, st.lists(st.lists(u32, max_size=5), max_size=5), u64, u32, *[st.booleans()] * 3
+)
 places = st.builds(Place, u32, u32, u32, u32, u32, u32, texts)
 hellos = st.builds(Hello, texts, places, configurations, generations, endpoints)
 host_hellos = st.builds(HostHello, texts, places, u32, st.floats(0, 1e6))
@@ -112,9 +114,8 @@ def test_noise_is_a_message_or_an_error_and_nothing_else(name: str, body: bytes,
         DECODERS[name](bytes(damaged))
 
 
-@given(st.sampled_from(Purpose), u64, u32, u32)
-def test_a_claim_survives_the_way(purpose: Purpose, generation: int, sender: int, receiver: int) -> None:
-    claim = Claim(purpose, generation, sender, receiver)
+@given(st.builds(Claim, st.sampled_from(Purpose), u64, u32, u32, st.booleans()))
+def test_a_claim_survives_the_way(claim: Claim) -> None:
     data = encode_opening(claim, b"c" * 32)
     assert len(data) == OPENING_SIZE
     assert decode_opening(data) == (claim, b"c" * 32)

@@ -16,6 +16,7 @@ from horovod.common.rendezvous.attempt import Attempt, Leader
 from horovod.common.rendezvous.caller import Caller
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.door import MAX_STRANGERS
+from horovod.common.rendezvous.encryption import find_encryption
 from horovod.common.rendezvous.hosting import serving
 from horovod.common.rendezvous.loop import READ, Loop
 from horovod.common.rendezvous.messages import (
@@ -87,6 +88,7 @@ class Host:
             claim=Claim(Purpose.HOST, 0, first, 0),
             first_frame=encode_frame(Kind.HELLO, hello.encode()),
             on_answer=self._on_answer,
+            encryption=find_encryption(),
         )
 
     def _on_answer(self, connection: Connection, kind: Kind, body: bytes) -> None:
@@ -288,6 +290,7 @@ def test_contradicting_hosts_are_told_both_sides() -> None:
             claim=Claim(Purpose.HOST, 0, 2, 0),
             first_frame=encode_frame(Kind.HELLO, hello.encode()),
             on_answer=second._on_answer,
+            encryption=find_encryption(),
         )
         assert loop.run_until(lambda: first.is_over() and second.is_over(), time.monotonic() + 10)
         loop.close()
@@ -309,6 +312,7 @@ def test_another_version_is_told() -> None:
             claim=Claim(Purpose.HOST, 0, 2, 0),
             first_frame=encode_frame(Kind.HELLO, HostHello("0.1", second.place, 77, 60.0).encode()),
             on_answer=second._on_answer,
+            encryption=find_encryption(),
         )
         assert loop.run_until(lambda: first.is_over() and second.is_over(), time.monotonic() + 10)
         loop.close()

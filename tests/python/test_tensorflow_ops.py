@@ -143,7 +143,7 @@ def variables_and_slices_are_reduced() -> None:
         hvd.allreduce(slices, prescale_factor=2.0)
 
 
-# ---- Graphs and gradients (tensorflow_graph_cases.py) -------------------------------------------------------------------
+# ---- Graphs and gradients (tensorflow_graph_cases.py) ----------------------------------------------------------------
 
 cases.include(graph_cases)
 

@@ -17,10 +17,12 @@
     descriptors.py    descriptors over a Unix socket
     addresses.py      where this machine listens
     proof.py          challenge and response
+    encryption.py     which connections are encrypted
     messages.py       what is said, as bytes
     encoding.py       numbers, texts and lists as bytes
     loop.py           one selector and a clock
     times.py          how long what is waited for
 
-The server needs nothing of the engine: the launcher imports it without loading the extension.
+The server needs of the engine only what encrypts its connections, and that when it is opened: the launcher imports it
+without loading the extension.
 """

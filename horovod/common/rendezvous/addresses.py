@@ -47,6 +47,30 @@ def endpoint_of(listener: socket.socket) -> Endpoint:
     return Endpoint(address[0], address[1])
 
 
+def bind_to(address: str) -> socket.socket:
+    """A socket bound to an address of this host; it does not listen yet.
+
+    Raises:
+        HorovodInternalError: It is no address of this host.
+    """
+    try:
+        family, found = resolve(address, 0)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise HorovodInternalError(
+            f"init: HOROVOD_HOST_ADDRESS={address!r} is not known here: {error.strerror}."
+        ) from None
+    try:
+        listener.bind(found)
+    except OSError as error:
+        listener.close()
+        raise HorovodInternalError(
+            f"init: HOROVOD_HOST_ADDRESS={address!r} can't be listened at: {error.strerror}. It must be an address of "
+            "this host."
+        ) from None
+    return listener
+
+
 def bind_for_peers(server: list[Address], interface: str | None) -> socket.socket:
     """A socket bound to the address by which this host reaches the server; it does not listen yet.
 

@@ -5,6 +5,7 @@ up an earlier attempt), and another one is made after a short pause. Who waits f
 last thing that went wrong in `trouble`.
 """
 
+import dataclasses
 import errno
 import os
 import socket
@@ -14,9 +15,10 @@ from typing import Any
 
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.door import AUTHENTICATION_SECONDS, peer_credentials
+from horovod.common.rendezvous.encryption import PLAIN, Encryption
 from horovod.common.rendezvous.loop import WRITE, Loop, Timer
 from horovod.common.rendezvous.messages import Kind
-from horovod.common.rendezvous.proof import ANSWER_SIZE, Claim, Key, encode_opening, new_challenge
+from horovod.common.rendezvous.proof import ANSWER_SIZE, Claim, Key, encode_opening, listener_of, new_challenge
 
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.1
@@ -36,6 +38,7 @@ class Caller:
         claim: Claim,
         first_frame: bytes,
         on_answer: Callable[[Connection, Kind, bytes], object],
+        encryption: Encryption = PLAIN,
     ) -> None:
         """Begins to connect.
 
@@ -47,9 +50,12 @@ class Caller:
             first_frame: What we say first.
             on_answer: Called once, with the connection and the first frame of the answer; it sets the connection's
                 on_frame and on_closed, or takes its socket.
+            encryption: Whether the connection is to be encrypted. If the other side differs it is not, and the other
+                side decides about it.
         """
         self.trouble = "nobody listens"
-        self._loop, self._key, self._claim = loop, key, claim
+        self._loop, self._key, self._encryption = loop, key, encryption
+        self._claim = dataclasses.replace(claim, encrypts=encryption.covers(claim.purpose))
         self._addresses, self._first_frame, self._on_answer = addresses, first_frame, on_answer
         self._attempts = 0
         self._pause = _FIRST_PAUSE
@@ -112,7 +118,17 @@ class Caller:
 
     def _answered(self, answer: bytes) -> None:
         assert self._connection is not None
-        self._connection.send(self._key.check_answer(self._claim, answer, self._own_challenge) + self._first_frame)
+        self._connection.send(self._key.check_answer(self._claim, answer, self._own_challenge))
+        challenge, encrypts = listener_of(answer)
+        if not (encrypts and self._claim.encrypts):
+            self._introduce()
+            return
+        key = self._key.session_key(self._claim, self._own_challenge, challenge)
+        self._connection.encrypt(self._encryption.open_session(key, listening=False), self._introduce)
+
+    def _introduce(self) -> None:
+        assert self._connection is not None
+        self._connection.send(self._first_frame)
         self._connection.expect_frames(self._accepted)
 
     def _accepted(self, kind: Kind, body: bytes) -> None:

@@ -1,17 +1,25 @@
 """A connection in a loop: exact reads, frames, and writes that never block.
 
 It never takes more bytes from the socket than it was told to expect: descriptors may follow a frame (descriptors.py),
-and a connection between hosts is handed to the engine after its last frame.
+and a connection between hosts is handed to the engine after its last frame. An encrypted one may, but keeps them in its
+session, which is handed over too.
 """
+
+from __future__ import annotations
 
 import contextlib
 import socket
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.encoding import ProtocolError
 from horovod.common.rendezvous.loop import READ, WRITE, Loop, Timer
 from horovod.common.rendezvous.messages import HEADER_SIZE, Kind, decode_header, encode_frame
+
+if TYPE_CHECKING:
+    from horovod._core import TlsSession
 
 _CHUNK = 256 << 10
 
@@ -22,6 +30,7 @@ class Connection:
     Attributes:
         on_frame: Called with every frame.
         on_closed: Called with the reason once the connection is of no use; it has been closed then.
+        session: What encrypts it, if it is encrypted.
     """
 
     def __init__(self, sock: socket.socket, loop: Loop, on_closed: Callable[[str], object]) -> None:
@@ -29,6 +38,8 @@ class Connection:
         self.on_frame: Callable[[Kind, bytes], object] = _nobody_listens
         self.on_closed = on_closed
         sock.setblocking(False)
+        self.session: TlsSession | None = None
+        self._shaking_hands = False
         self._sock: socket.socket | None = sock
         self._loop = loop
         self._needed = 0
@@ -58,6 +69,13 @@ class Connection:
         self.on_frame = on_frame
         self.expect(HEADER_SIZE, self._header)
 
+    def encrypt(self, session: TlsSession, then: Callable[[], object]) -> None:
+        """Encrypts all that follows, and calls back when both sides have shown that they know the session's key."""
+        if self._outgoing:  # a few bytes on a new connection: there is room, or it is of no use
+            raise ProtocolError("it does not read")
+        self.session, self._shaking_hands = session, True
+        self.expect(0, lambda _nothing: then())
+
     def send(self, data: bytes) -> None:
         """Sends when there is room. A connection that is gone is noticed by reading."""
         if self._sock is None or self._ending:
@@ -71,7 +89,7 @@ class Connection:
 
     def has_sent_all(self) -> bool:
         """Whether nothing waits to be sent."""
-        return not self._outgoing
+        return not self._outgoing and not (self.session and self.session.has_output())
 
     def close(self) -> None:
         """Closes the connection; nobody is called back."""
@@ -80,7 +98,7 @@ class Connection:
             sock.close()
 
     def detach(self) -> socket.socket | None:
-        """Gives the socket away, if it is open."""
+        """Gives the socket away, if it is open; an encrypted one is of no use without its session."""
         sock, self._sock, self._then = self._sock, None, None
         if self._end_timer is not None:
             self._end_timer.cancel()
@@ -102,7 +120,7 @@ class Connection:
     def _watch(self) -> None:
         if self._sock is None:
             return
-        events = (READ if self._then is not None else 0) | (WRITE if self._outgoing else 0)
+        events = (READ if self._then is not None else 0) | (0 if self.has_sent_all() else WRITE)
         if events:
             self._loop.watch(self._sock.fileno(), events, self._on_ready)
         else:
@@ -120,29 +138,59 @@ class Connection:
             return
         try:
             while self._outgoing:
-                del self._outgoing[: self._sock.send(self._outgoing[:_CHUNK])]
+                del self._outgoing[: self._send(self._sock, self._outgoing[:_CHUNK])]
+            if self.session is not None:
+                self.session.flush(self._sock.fileno())
         except BlockingIOError:
             pass
-        except OSError:
+        except (OSError, HorovodInternalError):
             self._outgoing.clear()
-        if self._ending and not self._outgoing:
+        if self._ending and self.has_sent_all():
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
         self._watch()
 
+    def _send(self, sock: socket.socket, data: bytearray) -> int:
+        """As send of a socket."""
+        if self.session is None:
+            return sock.send(data)
+        taken = self.session.write(sock.fileno(), bytes(data))
+        if taken == 0:
+            raise BlockingIOError
+        return taken
+
+    def _recv(self, sock: socket.socket, most: int) -> bytes:
+        """As recv of a socket."""
+        if self.session is None:
+            return sock.recv(most)
+        data = self.session.read(sock.fileno(), most)
+        if data is None:
+            raise BlockingIOError
+        return data
+
     def _read(self) -> None:
         while self._sock is not None and self._then is not None:
-            if len(self._received) < self._needed:
-                try:
-                    part = self._sock.recv(min(self._needed - len(self._received), _CHUNK))
-                except BlockingIOError:
-                    return
-                except ConnectionError:  # a process that dies with something unread
-                    self._lose("the connection was closed")
-                    return
-                except OSError as error:
-                    self._lose(f"the connection failed: {error.strerror or error}")
-                    return
+            try:
+                if self._shaking_hands and self.session is not None:
+                    if not self.session.handshake(self._sock.fileno()):
+                        return
+                    self._shaking_hands = False
+                part = b""
+                missing = self._needed - len(self._received)
+                if missing > 0:
+                    part = self._recv(self._sock, min(missing, _CHUNK))
+            except BlockingIOError:
+                return
+            except ConnectionError:  # a process that dies with something unread
+                self._lose("the connection was closed")
+                return
+            except OSError as error:
+                self._lose(f"the connection failed: {error.strerror or error}")
+                return
+            except HorovodInternalError as error:
+                self._lose(str(error))
+                return
+            if missing > 0:
                 if not part:
                     self._lose("the connection was closed")
                     return

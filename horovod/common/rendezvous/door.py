@@ -1,4 +1,4 @@
-"""The listening side of connections: lets in who proves the key and says its first frame in time.
+"""The listening side of connections: lets in who proves the key, encrypts, and says its first frame in time.
 
 Strangers cost nobody anything: no call blocks, a connection that has proved nothing is dropped after a few seconds, and
 there are never more than some hundred of them: beyond that the oldest goes.
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.encoding import ProtocolError
+from horovod.common.rendezvous.encryption import PLAIN, Encryption
 from horovod.common.rendezvous.loop import READ, Loop, Timer
 from horovod.common.rendezvous.messages import Kind
 from horovod.common.rendezvous.proof import OPENING_SIZE, PROOF_SIZE, Claim, Key, decode_opening, new_challenge
@@ -55,6 +56,7 @@ class Door:
         on_guest: Callable[[Connection, Claim, Kind, bytes], object],
         on_refused: Callable[[str, str], object] = lambda _peer, _reason: None,
         max_strangers: int = MAX_STRANGERS,
+        encryption: Encryption = PLAIN,
     ) -> None:
         """Takes over a socket that listens.
 
@@ -67,12 +69,15 @@ class Door:
                 that it raises sends the guest away.
             on_refused: Called with the peer and the reason when a connection failed to prove the key.
             max_strangers: How many unproved connections are kept.
+            encryption: Which connections are to be encrypted. A guest that differs is let in, in clear: whoever
+                decides about it has to look at its claim.
         """
         self.trouble = ""  # why connections could not be accepted
         listener.setblocking(False)
         self._loop, self._listener, self._key = loop, listener, key
         self._admits, self._on_guest, self._on_refused = admits, on_guest, on_refused
         self._max_strangers = max_strangers
+        self._encryption = encryption
         self._strangers: dict[Connection, _Stranger] = {}  # oldest first
         self._pause: Timer | None = None
         self._listen()
@@ -129,11 +134,21 @@ class Door:
         if not self._admits(claim):
             raise ProtocolError(f"nobody is awaited for {claim}")
         stranger.claim = claim
-        stranger.connection.send(self._key.answer(claim, stranger.challenge, stranger.own_challenge))
+        encrypts = self._encryption.covers(claim.purpose)
+        stranger.connection.send(self._key.answer(claim, stranger.challenge, stranger.own_challenge, encrypts))
         stranger.connection.expect(PROOF_SIZE, lambda proof: self._proof(stranger, claim, proof))
 
     def _proof(self, stranger: _Stranger, claim: Claim, proof: bytes) -> None:
-        self._key.check_proof(claim, proof, stranger.challenge, stranger.own_challenge)
+        encrypts = self._encryption.covers(claim.purpose)
+        self._key.check_proof(claim, proof, stranger.challenge, stranger.own_challenge, encrypts)
+        if not (encrypts and claim.encrypts):
+            self._await_frame(stranger, claim)
+            return
+        key = self._key.session_key(claim, stranger.challenge, stranger.own_challenge)
+        session = self._encryption.open_session(key, listening=True)
+        stranger.connection.encrypt(session, lambda: self._await_frame(stranger, claim))
+
+    def _await_frame(self, stranger: _Stranger, claim: Claim) -> None:
         stranger.connection.expect_frames(lambda kind, body: self._first_frame(stranger, claim, kind, body))
 
     def _first_frame(self, stranger: _Stranger, claim: Claim, kind: Kind, body: bytes) -> None:

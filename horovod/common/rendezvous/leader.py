@@ -248,9 +248,10 @@ class Leader:
 
         Raises:
             ValueError: They contradict each other.
-            HorovodInternalError: A host did not come.
+            HorovodInternalError: A host did not come, or can't encrypt.
         """
         place, own = self._rank.place, self._rank.hello
+        self._rank.encryption.check(place)
         hellos = [own, *(follower.hello for _, follower in sorted(self._followers.items()))]
         check_ascending([hello.place.rank for hello in hellos], place.host)
         for hello in hellos[1:]:

@@ -38,6 +38,7 @@ What keeps it safe
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -45,6 +46,7 @@ from horovod.common.environment import Identity, Network, Tunables
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous import addresses
 from horovod.common.rendezvous.caller import Address
+from horovod.common.rendezvous.encryption import PLAIN, Encryption, find_encryption
 from horovod.common.rendezvous.follower import follow
 from horovod.common.rendezvous.hosting import serving
 from horovod.common.rendezvous.leader import lead
@@ -56,6 +58,9 @@ from horovod.common.rendezvous.table import Table
 from horovod.common.rendezvous.wiring import Wiring
 
 _log = logging.getLogger("horovod")
+
+# How often to ask for a name that is not known yet.
+_NAME_SECONDS = 0.5
 
 
 @dataclass
@@ -96,12 +101,20 @@ def meet(
             return
         server: list[Address] = []
         listener = None
+        encryption = PLAIN
         if identity.local_size < identity.size:
+            encryption = find_encryption(network.encrypt)
             _check_network(identity, network)
-            server = _resolve(network)
-            listener = addresses.bind_for_peers(server, network.interface)
+            _tell_about_encryption(identity, encryption)
+            server = _resolve(network, tunables.start_timeout)
+            if network.own_address:
+                listener = addresses.bind_to(network.own_address)
+            else:
+                listener = addresses.bind_for_peers(server, network.interface)
         rank = resources.enter_context(
-            contextlib.closing(Rank.make(identity, tunables, process_sets, last_generation, listener))
+            contextlib.closing(
+                Rank.make(identity, tunables, process_sets, last_generation, listener=listener, encryption=encryption)
+            )
         )
         if identity.local_rank > 0:
             yield Meeting(*resources.enter_context(follow(rank)))
@@ -110,7 +123,7 @@ def meet(
         if server:
             if identity.rank == 0 and not network.launcher_serves:
                 resources.enter_context(serving(_own_server(rank, network)))
-            line = ServerLine(rank.loop, rank.hello, server, rank.host_key, rank.timeout)
+            line = ServerLine(rank.loop, rank.hello, server, rank.host_key, timeout=rank.timeout, encryption=encryption)
             resources.callback(line.close)
         yield Meeting(*resources.enter_context(lead(rank, line)))
 
@@ -149,6 +162,11 @@ def _check_network(identity: Identity, network: Network) -> None:
         )
     if identity.secret_key:
         return
+    if network.encrypt:
+        raise HorovodInternalError(
+            f"{place}, and HOROVOD_ENCRYPT=1 needs a key: set HOROVOD_SECRET_KEY_FILE to a file with the same random "
+            "text on all hosts, or HOROVOD_SECRET_KEY to the text."
+        )
     if not network.insecure:
         raise HorovodInternalError(
             f"{place}, and there is no key by which they know each other: set HOROVOD_SECRET_KEY_FILE to a file with "
@@ -159,13 +177,28 @@ def _check_network(identity: Identity, network: Network) -> None:
         _log.warning("HOROVOD_INSECURE=1: without a key everyone who can reach host %s can take part.", identity.host)
 
 
-def _resolve(network: Network) -> list[Address]:
-    try:
-        return addresses.resolve(network.address, network.port)
-    except OSError as error:
-        raise HorovodInternalError(
-            f"init: HOROVOD_GLOO_RENDEZVOUS_ADDR={network.address!r} is not known here: {error.strerror}."
-        ) from None
+def _tell_about_encryption(identity: Identity, encryption: Encryption) -> None:
+    if identity.rank == 0 and not encryption.library and not encryption.data:
+        _log.warning(
+            "The control connections between hosts prove the job's key, but are not encrypted: %s. OpenSSL 3 on all "
+            "hosts (Debian's package libssl3) would encrypt them.",
+            encryption.trouble,
+        )
+
+
+def _resolve(network: Network, timeout: float) -> list[Address]:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return addresses.resolve(network.address, network.port)
+        except OSError as error:
+            if network.names_come_late and time.monotonic() < deadline:
+                time.sleep(_NAME_SECONDS)
+                continue
+            waited = f" even after {timeout:g} s" if network.names_come_late else ""
+            raise HorovodInternalError(
+                f"init: HOROVOD_GLOO_RENDEZVOUS_ADDR={network.address!r} is not known here{waited}: {error.strerror}."
+            ) from None
 
 
 def _own_server(rank: Rank, network: Network) -> RendezvousServer:
@@ -177,4 +210,4 @@ def _own_server(rank: Rank, network: Network) -> RendezvousServer:
             f"(HOROVOD_GLOO_RENDEZVOUS_ADDR, HOROVOD_GLOO_RENDEZVOUS_PORT): {error.strerror}. It must be an address of "
             "this host and a port that nobody uses."
         ) from None
-    return RendezvousServer(listener, rank.host_key, tell=_log.warning, once=True)
+    return RendezvousServer(listener, rank.host_key, tell=_log.warning, once=True, encryption=rank.encryption)

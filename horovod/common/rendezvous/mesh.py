@@ -9,7 +9,9 @@ when it has the table: until then connections are refused, and nobody can fill t
     higher rank                                   lower rank
     OPENING (purpose, generation, both ranks)  ->
                                               <-  ANSWER       (proof.py)
-    PROOF, HELLO                               ->
+    PROOF                                      ->
+                        [TLS handshake, if the connection is encrypted (encryption.py)]
+    HELLO                                      ->
                                               <-  ACCEPTED     now both have it
 
 The side that connects tries again until its deadline, since the other one may not listen yet; the one that listens
@@ -18,18 +20,25 @@ attempt: if a rank has died, its host says so (leader.py), with a better reason.
 links are there.
 """
 
+from __future__ import annotations
+
 import socket
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from horovod.common.rendezvous.addresses import BACKLOG
 from horovod.common.rendezvous.caller import Caller
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.door import MAX_STRANGERS, Door
 from horovod.common.rendezvous.encoding import ProtocolError
+from horovod.common.rendezvous.encryption import PLAIN, Encryption
 from horovod.common.rendezvous.loop import Loop
 from horovod.common.rendezvous.messages import Endpoint, Kind, encode_accepted, encode_frame
 from horovod.common.rendezvous.proof import Claim, Key, Purpose
 from horovod.common.rendezvous.table import Table
+
+if TYPE_CHECKING:
+    from horovod._core import TlsSession
 
 _End = tuple[Purpose, int]  # what for, and with which rank
 
@@ -49,9 +58,20 @@ def ends_of(rank: int, table: Table) -> list[_End]:
 class Mesh:
     """The connections of one rank to those of the other hosts, in a loop."""
 
-    def __init__(self, loop: Loop, rank: int, table: Table, listener: socket.socket, key: Key) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        rank: int,
+        table: Table,
+        listener: socket.socket,
+        key: Key,
+        *,
+        encryption: Encryption = PLAIN,
+    ) -> None:
         """Begins to listen and to connect; takes the listening socket over."""
         self._loop, self._rank, self._table = loop, rank, table
+        self._encryption = encryption
+        self._sessions: dict[int, TlsSession] = {}  # by descriptor
         self._connected: dict[_End, socket.socket] = {}
         self._callers: dict[_End, Caller] = {}
         ends = ends_of(rank, table)
@@ -64,6 +84,7 @@ class Mesh:
             admits=self._admits,
             on_guest=self._on_guest,
             max_strangers=max(MAX_STRANGERS, 2 * len(self._awaited)),
+            encryption=encryption,
         )
         for purpose, peer in ends:
             if peer < rank:
@@ -86,8 +107,13 @@ class Mesh:
         shown = "; ".join(texts[:6]) + ("; ..." if len(texts) > 6 else "")
         return shown + (f". Here {self._door.trouble}" if self._door.trouble else "")
 
-    def take(self) -> tuple[list[int], list[int]]:
-        """The descriptors, the caller's from now on: links by rank and controls by host; -1 where there is none."""
+    def take(self) -> tuple[list[int], list[int], dict[int, TlsSession]]:
+        """What was connected, the caller's from now on.
+
+        Returns:
+            The descriptors of links by rank and of controls by host, -1 where there is none; and by descriptor the
+            sessions of those that are encrypted.
+        """
         links, controls = [-1] * self._table.size, [-1] * len(self._table.hosts)
         for (purpose, peer), sock in self._connected.items():
             if purpose is Purpose.DATA:
@@ -96,7 +122,7 @@ class Mesh:
                 controls[self._table.host_of[peer]] = sock.detach()
         self._connected.clear()
         self.close()
-        return links, controls
+        return links, controls, self._sessions
 
     def close(self) -> None:
         """Stops listening and connecting, and closes the connections that were not taken."""
@@ -109,7 +135,7 @@ class Mesh:
 
     def _call(self, purpose: Purpose, peer: int, key: Key) -> None:
         def on_answer(connection: Connection, kind: Kind, _body: bytes) -> None:
-            if kind is Kind.ACCEPTED:
+            if kind is Kind.ACCEPTED and self._is_as_agreed(purpose, connection):
                 del self._callers[purpose, peer]
                 self._keep((purpose, peer), connection)
             else:
@@ -119,7 +145,13 @@ class Mesh:
         claim = Claim(purpose, self._table.generation, self._rank, peer)
         address = _socket_address(self._table.endpoints[peer])
         self._callers[purpose, peer] = Caller(
-            self._loop, [address], key, claim=claim, first_frame=encode_frame(Kind.HELLO), on_answer=on_answer
+            self._loop,
+            [address],
+            key,
+            claim=claim,
+            first_frame=encode_frame(Kind.HELLO),
+            on_answer=on_answer,
+            encryption=self._encryption,
         )
 
     def _admits(self, claim: Claim) -> bool:
@@ -132,16 +164,26 @@ class Mesh:
     def _on_guest(self, connection: Connection, claim: Claim, kind: Kind, body: bytes) -> None:
         if kind is not Kind.HELLO or body:
             raise ProtocolError(f"expected an empty HELLO, got {kind.name} of {len(body)} bytes")
+        if not self._is_as_agreed(claim.purpose, connection):
+            raise ProtocolError("it is encrypted on one side only")
         connection.say(Kind.ACCEPTED, encode_accepted(0.0))
         if not connection.has_sent_all():  # a few bytes on a new connection: there is room, or it is of no use
             raise ProtocolError("it does not read")
         self._keep((claim.purpose, claim.sender), connection)
 
+    def _is_as_agreed(self, purpose: Purpose, connection: Connection) -> bool:
+        """All ranks want the same, or they would not have got the table; but this is the last look."""
+        return self._encryption.covers(purpose) == (connection.session is not None)
+
     def _keep(self, end: _End, connection: Connection) -> None:
         sock = connection.detach()
         assert sock is not None
-        _close_all([former] if (former := self._connected.get(end)) else [])
+        if former := self._connected.get(end):
+            self._sessions.pop(former.fileno(), None)
+            former.close()
         self._connected[end] = sock
+        if connection.session is not None:
+            self._sessions[sock.fileno()] = connection.session
 
 
 def _socket_address(endpoint: Endpoint) -> tuple[socket.AddressFamily, tuple[str, int]]:

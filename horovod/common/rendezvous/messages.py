@@ -102,17 +102,21 @@ class Configuration:
     fusion_threshold: int
     cache_capacity: int
     allreduce_ring: bool
+    encrypt: bool = False  # data
+    can_encrypt: bool = False
 
     def write(self, writer: Writer) -> None:
         """Adds it to a message."""
         writer.each(self.process_sets, lambda ranks: writer.numbers("I", ranks))
-        writer.number("Q", self.fusion_threshold).number("I", self.cache_capacity).number("B", self.allreduce_ring)
+        writer.number("Q", self.fusion_threshold).number("I", self.cache_capacity)
+        for flag in (self.allreduce_ring, self.encrypt, self.can_encrypt):
+            writer.number("B", flag)
 
     @classmethod
     def read(cls, reader: Reader) -> "Configuration":
         """Reads it from a message."""
         sets = reader.each(lambda: reader.numbers("I"))
-        return cls(sets, reader.integer("Q"), reader.integer("I"), reader.flag())
+        return cls(sets, reader.integer("Q"), reader.integer("I"), reader.flag(), reader.flag(), reader.flag())
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,20 @@
 """Proof comes before parsing: how both ends of a connection show that they know the job's key, without revealing it.
 
     connecting -> listening    OPENING  magic, claim, challenge C
-    listening  -> connecting   ANSWER   challenge L, HMAC(key, "listening"  C L claim context)
-    connecting -> listening    PROOF    HMAC(key, "connecting" L C claim context)
+    listening  -> connecting   ANSWER   challenge L, encrypts, HMAC(key, "listening"  C L claim encrypts context)
+    connecting -> listening    PROOF    HMAC(key, "connecting" L C claim encrypts context)
 
-Every length is fixed. The claim says what the connection is for, which rank connects to which, and in which generation;
-the context is the job's. Both are part of what is proved, so a proof is good for one connection of one job only, and
-neither side's can be sent back to it. What the connecting side says next is its first frame (messages.py).
+Every length is fixed. The claim says what the connection is for, which rank connects to which, in which generation, and
+whether the connecting side encrypts; `encrypts` is whether the listening side does; the context is the job's. All of it
+is part of what is proved, so a proof is good for one connection of one job only, neither side's can be sent back to it,
+and nobody on the way can have them go on in clear.
 
-This keeps strangers out. It does not encrypt, and who can change packets on their way can still change what follows.
+If both encrypt, a TLS handshake follows (encryption.py), by a key that comes from the job's and from both challenges:
+
+    HMAC(key, "encryption" C L claim encrypts context)
+
+What the connecting side says next is its first frame (messages.py). Without encryption this keeps strangers out, but
+who can change packets on their way can still change what follows.
 """
 
 import enum
@@ -20,13 +26,13 @@ from dataclasses import dataclass, field
 
 from horovod.common.rendezvous.encoding import ProtocolError
 
-MAGIC = b"HVDMEET1"
+MAGIC = b"HVDMEET2"
 CHALLENGE_SIZE = 32
 PROOF_SIZE = 32
-_OPENING = struct.Struct(f">{len(MAGIC)}sBQII{CHALLENGE_SIZE}s")
+_OPENING = struct.Struct(f">{len(MAGIC)}sBQIIB{CHALLENGE_SIZE}s")
 OPENING_SIZE = _OPENING.size
-ANSWER_SIZE = CHALLENGE_SIZE + PROOF_SIZE
-_LISTENING, _CONNECTING = b"listening ", b"connecting"
+ANSWER_SIZE = CHALLENGE_SIZE + 1 + PROOF_SIZE
+_LISTENING, _CONNECTING, _ENCRYPTION = b"listening ", b"connecting", b"encryption"
 
 
 class Purpose(enum.IntEnum):
@@ -46,11 +52,14 @@ class Claim:
     generation: int  # 0 while none is agreed on
     sender: int  # rank
     receiver: int  # rank; 0 for the server
+    encrypts: bool = False  # the sender, if the receiver does
 
 
 def encode_opening(claim: Claim, challenge: bytes) -> bytes:
     """Makes the first bytes of a connection."""
-    return _OPENING.pack(MAGIC, claim.purpose, claim.generation, claim.sender, claim.receiver, challenge)
+    return _OPENING.pack(
+        MAGIC, claim.purpose, claim.generation, claim.sender, claim.receiver, claim.encrypts, challenge
+    )
 
 
 def decode_opening(data: bytes) -> tuple[Claim, bytes]:
@@ -61,10 +70,10 @@ def decode_opening(data: bytes) -> tuple[Claim, bytes]:
     """
     if len(data) != OPENING_SIZE or not data.startswith(MAGIC):
         raise ProtocolError("it does not speak this protocol")
-    _, purpose, generation, sender, receiver, challenge = _OPENING.unpack(data)
+    _, purpose, generation, sender, receiver, encrypts, challenge = _OPENING.unpack(data)
     if purpose not in Purpose.__members__.values():
         raise ProtocolError(f"it comes for an unknown purpose, {purpose}")
-    return Claim(Purpose(purpose), generation, sender, receiver), challenge
+    return Claim(Purpose(purpose), generation, sender, receiver, _flag(encrypts)), challenge
 
 
 def new_challenge() -> bytes:
@@ -79,15 +88,15 @@ class Key:
     secret: bytes = field(repr=False)  # not for tracebacks
     context: bytes
 
-    def _prove(self, role: bytes, asked: bytes, own: bytes, claim: Claim) -> bytes:
+    def _prove(self, role: bytes, asked: bytes, own: bytes, claim: Claim, encrypts: bool) -> bytes:
         """The answer to the challenge `asked`, by one who sent the challenge `own`."""
         # The lengths of all parts but the last are fixed, so that no two sets of parts make the same text.
-        text = role + asked + own + encode_opening(claim, bytes(CHALLENGE_SIZE)) + self.context
+        text = role + asked + own + encode_opening(claim, bytes(CHALLENGE_SIZE)) + bytes([encrypts]) + self.context
         return hmac.new(self.secret, text, hashlib.sha256).digest()
 
-    def answer(self, claim: Claim, asked: bytes, own: bytes) -> bytes:
+    def answer(self, claim: Claim, asked: bytes, own: bytes, encrypts: bool = False) -> bytes:
         """What the listening side says to an opening."""
-        return own + self._prove(_LISTENING, asked, own, claim)
+        return own + bytes([encrypts]) + self._prove(_LISTENING, asked, own, claim, encrypts)
 
     def check_answer(self, claim: Claim, answer: bytes, own: bytes) -> bytes:
         """Checks what the listening side said, and returns the proof that the connecting side owes it.
@@ -95,16 +104,35 @@ class Key:
         Raises:
             ProtocolError: The listening side does not know the key.
         """
-        asked, proof = answer[:CHALLENGE_SIZE], answer[CHALLENGE_SIZE:]
-        if not hmac.compare_digest(proof, self._prove(_LISTENING, own, asked, claim)):
+        asked, encrypts, proof = _split_answer(answer)
+        if not hmac.compare_digest(proof, self._prove(_LISTENING, own, asked, claim, encrypts)):
             raise ProtocolError("the listening process does not know this job's key")
-        return self._prove(_CONNECTING, asked, own, claim)
+        return self._prove(_CONNECTING, asked, own, claim, encrypts)
 
-    def check_proof(self, claim: Claim, proof: bytes, asked: bytes, own: bytes) -> None:
+    def check_proof(self, claim: Claim, proof: bytes, asked: bytes, own: bytes, encrypts: bool = False) -> None:
         """Checks the connecting side's proof, who sent the challenge `asked` and got `own`.
 
         Raises:
             ProtocolError: It does not know the key.
         """
-        if not hmac.compare_digest(proof, self._prove(_CONNECTING, own, asked, claim)):
+        if not hmac.compare_digest(proof, self._prove(_CONNECTING, own, asked, claim, encrypts)):
             raise ProtocolError("it does not know this job's key")
+
+    def session_key(self, claim: Claim, connecting: bytes, listening: bytes) -> bytes:
+        """The key of an encrypted connection, from both sides' challenges."""
+        return self._prove(_ENCRYPTION, connecting, listening, claim, True)
+
+
+def listener_of(answer: bytes) -> tuple[bytes, bool]:
+    """The listening side's challenge, and whether it encrypts; true only if the answer was checked."""
+    return _split_answer(answer)[:2]
+
+
+def _split_answer(answer: bytes) -> tuple[bytes, bool, bytes]:
+    return answer[:CHALLENGE_SIZE], _flag(answer[CHALLENGE_SIZE]), answer[CHALLENGE_SIZE + 1 :]
+
+
+def _flag(value: int) -> bool:
+    if value > 1:
+        raise ProtocolError("it does not speak this protocol")
+    return bool(value)

@@ -11,6 +11,7 @@ from horovod import __version__
 from horovod.common.environment import Identity, Tunables
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.addresses import endpoint_of
+from horovod.common.rendezvous.encryption import Encryption
 from horovod.common.rendezvous.loop import Loop
 from horovod.common.rendezvous.mesh import Mesh
 from horovod.common.rendezvous.messages import NOWHERE, Configuration, Hello, Place
@@ -32,6 +33,7 @@ class Rank:
         local_key: What they prove to each other.
         host_key: What ranks of different hosts prove to each other.
         listener: Where it will listen for ranks of other hosts, if there are any.
+        encryption: Which connections with them are encrypted.
     """
 
     loop: Loop
@@ -41,6 +43,7 @@ class Rank:
     local_key: Key
     host_key: Key
     listener: socket.socket | None
+    encryption: Encryption
 
     @classmethod
     def make(
@@ -49,11 +52,18 @@ class Rank:
         tunables: Tunables,
         process_sets: list[list[int]],
         last_generation: int,
+        *,
         listener: socket.socket | None,
+        encryption: Encryption,
     ) -> "Rank":
         """Makes it from the environment; takes the listening socket over."""
         configuration = Configuration(
-            process_sets, tunables.fusion_threshold, tunables.cache_capacity, tunables.allreduce_ring
+            process_sets,
+            tunables.fusion_threshold,
+            tunables.cache_capacity,
+            tunables.allreduce_ring,
+            encryption.data,
+            bool(encryption.library),
         )
         endpoint = endpoint_of(listener) if listener is not None else NOWHERE
         address = local_address(identity)
@@ -65,6 +75,7 @@ class Rank:
             local_key=Key(identity.secret_key, address),
             host_key=host_key(identity.secret_key, identity.job_id),
             listener=listener,
+            encryption=encryption,
         )
 
     @property
@@ -79,14 +90,14 @@ class Rank:
             HorovodInternalError: Not all of them could be reached.
         """
         assert self.listener is not None
-        mesh = Mesh(self.loop, self.place.rank, wiring.table, self.listener, self.host_key)
+        mesh = Mesh(self.loop, self.place.rank, wiring.table, self.listener, self.host_key, encryption=self.encryption)
         try:
             if not self.loop.run_until(mesh.is_complete, time.monotonic() + STEP_SECONDS):
                 raise HorovodInternalError(
                     f"init: {self.place} is not connected to all ranks of other hosts after {STEP_SECONDS:g} s: "
                     f"{mesh.missing()}. Can these hosts reach each other, or is there a firewall?"
                 )
-            wiring.links, wiring.controls = mesh.take()
+            wiring.take(*mesh.take())
         finally:
             mesh.close()
 

@@ -21,7 +21,8 @@ State: an attempt begins with the first HELLO after the end of the one before it
 once.
 
 What keeps it safe
-  - Who is to be heard has proved the key (door.py); its place in the job must be in no other's way.
+  - Who is to be heard has proved the key (door.py), and is heard by nobody else where libssl is (encryption.py); its
+    place in the job must be in no other's way.
   - The first reason to fail, from whichever side, ends the attempt, and all leaders get that one reason in the same
     words, also the one who gave it: so all ranks raise the same error. A leader that closes its connection has died.
   - Every state has a deadline. Leaders have earlier ones for what they wait for, and know more about it: so the
@@ -39,6 +40,7 @@ from horovod.common.rendezvous.attempt import STEPS, Attempt, Leader, State
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.door import MAX_STRANGERS, Door
 from horovod.common.rendezvous.encoding import ProtocolError
+from horovod.common.rendezvous.encryption import Encryption, check_alike, find_encryption
 from horovod.common.rendezvous.loop import Loop
 from horovod.common.rendezvous.messages import (
     HostHello,
@@ -76,6 +78,7 @@ class RendezvousServer:
         tell: Callable[[str], object] = lambda _text: None,
         *,
         once: bool = False,
+        encryption: Encryption | None = None,
     ) -> None:
         """Serves at a socket that listens, which it takes over.
 
@@ -86,11 +89,13 @@ class RendezvousServer:
             tell: Called with what an administrator should know.
             once: To serve one attempt only. Who comes after it finds nobody, and tries again until the next server is
                 there.
+            encryption: How its connections are encrypted; by default as its environment allows.
         """
         self.bytes_sent = 0
         self.loop = Loop()
         self.tell = tell
         self._once = once
+        self._encryption = find_encryption() if encryption is None else encryption
         self._told_strangers = 0
         self._host_of_rank = host_of_rank
         self._attempt: Attempt | None = None
@@ -104,6 +109,7 @@ class RendezvousServer:
             on_guest=self._on_hello,
             on_refused=self._on_refused,
             max_strangers=max(MAX_STRANGERS, 2 * len(set(host_of_rank))),
+            encryption=self._encryption,
         )
 
     def fileno(self) -> int:
@@ -147,6 +153,8 @@ class RendezvousServer:
             if first is not None:
                 check_version(f"rank {claim.sender}", read_version(body), first.place, first.version)
             hello = HostHello.decode(body)
+            own = self._encryption.covers(claim.purpose)
+            check_alike(hello.place, claim.encrypts, "the rendezvous server", own)
             if hello.place.rank != claim.sender:
                 raise ProtocolError(f"rank {claim.sender} says that it is rank {hello.place.rank}")
             former = attempt.leaders.get(hello.place.rank) if attempt else None
@@ -222,7 +230,7 @@ class RendezvousServer:
                 return
             try:
                 body = make_table(attempt.hosts()).encode()
-            except ValueError as error:
+            except (ValueError, HorovodInternalError) as error:
                 self._fail_with(error)
                 return
         _, answer, following = STEPS[attempt.state]

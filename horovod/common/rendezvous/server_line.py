@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.caller import Address, Caller
 from horovod.common.rendezvous.connection import Connection
+from horovod.common.rendezvous.encryption import PLAIN, Encryption
 from horovod.common.rendezvous.loop import Loop
 from horovod.common.rendezvous.messages import (
     Hello,
@@ -28,7 +29,16 @@ _CONNECTING_SECONDS = 1.0
 class ServerLine:
     """Says what the host does, and hears what the others do. What goes wrong is raised from the loop."""
 
-    def __init__(self, loop: Loop, hello: Hello, addresses: Sequence[Address], key: Key, timeout: float) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        hello: Hello,
+        addresses: Sequence[Address],
+        key: Key,
+        *,
+        timeout: float,
+        encryption: Encryption = PLAIN,
+    ) -> None:
         """Begins to connect; if it does not come about in time, the loop raises that."""
         self._loop, self._place, self._timeout = loop, hello.place, timeout
         self._server = f"the rendezvous at {addresses[0][1][0]} port {addresses[0][1][1]}"
@@ -47,6 +57,7 @@ class ServerLine:
             claim=Claim(Purpose.HOST, 0, hello.place.rank, 0),
             first_frame=encode_frame(Kind.HELLO, host_hello.encode()),
             on_answer=self._on_answer,
+            encryption=encryption,
         )
         self._timer = loop.at(self._deadline, self._give_up)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.encoding import ProtocolError, Reader, Writer
+from horovod.common.rendezvous.encryption import check_alike
 from horovod.common.rendezvous.messages import Configuration, Endpoint, HostHello, Member, Place, Report
 
 
@@ -165,6 +166,7 @@ def check_configuration(rank: int, wanted: Configuration, other_rank: int, other
 
     Raises:
         ValueError: They were not.
+        HorovodInternalError: One of them can't encrypt.
     """
     if other.process_sets != wanted.process_sets:
         raise ValueError(
@@ -176,12 +178,14 @@ def check_configuration(rank: int, wanted: Configuration, other_rank: int, other
         ("FUSION_THRESHOLD", wanted.fusion_threshold, other.fusion_threshold),
         ("CACHE_CAPACITY", wanted.cache_capacity, other.cache_capacity),
         ("ALLREDUCE", names[wanted.allreduce_ring], names[other.allreduce_ring]),
+        ("ENCRYPT", int(wanted.encrypt), int(other.encrypt)),
     ):
         if value != other_value:
             raise ValueError(
                 f"init: HOROVOD_{variable} is {value} on rank {rank} and {other_value} on rank {other_rank}; all "
                 "ranks need the same."
             )
+    check_alike(f"rank {rank}", wanted.can_encrypt, f"rank {other_rank}", other.can_encrypt)
 
 
 def make_table(hosts: Sequence[Host]) -> Table:
@@ -189,6 +193,7 @@ def make_table(hosts: Sequence[Host]) -> Table:
 
     Raises:
         ValueError: They were configured differently, or count each other differently.
+        HorovodInternalError: One of them can't encrypt.
     """
     ordered = sorted(hosts, key=lambda host: host.leader.rank)
     first = ordered[0]

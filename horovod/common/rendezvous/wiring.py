@@ -24,6 +24,7 @@ class Wiring:
         links: By rank, a connected socket, non-blocking; -1 for ranks of this host.
         controls: By host, on rank 0 a connection to the local rank 0 of each other host; on those, at index 0, to rank
             0; otherwise -1.
+        sessions: By descriptor, what encrypts those of these connections that are encrypted.
     """
 
     table: Table
@@ -34,6 +35,7 @@ class Wiring:
     arena_fds: list[int] = field(default_factory=list)
     links: list[int] = field(default_factory=list)
     controls: list[int] = field(default_factory=list)
+    sessions: dict[int, _core.TlsSession] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begins without connections."""
@@ -67,6 +69,14 @@ class Wiring:
             raise
         return wiring
 
+    def take(self, links: list[int], controls: list[int], sessions: dict[int, _core.TlsSession]) -> None:
+        """Takes over the connections with other hosts."""
+        self.links, self.controls, self.sessions = links, controls, sessions
+
+    def sessions_of(self, fds: list[int]) -> list[_core.TlsSession | None]:
+        """What encrypts some connections; None where nothing does."""
+        return [self.sessions.get(fd) for fd in fds]
+
     def note(self, host: int) -> WiringNote:
         """What is said of the descriptors when they are handed over."""
         pids = [self.table.pids[rank] for rank in self.table.ranks_of(host)]
@@ -86,4 +96,4 @@ class Wiring:
         for fd in self.descriptors() + self.arenas() + connections:
             os.close(fd)
         self.segment_fd, self.doorbells, self.alive_fds, self.arena_fds = -1, [], [], []
-        self.links, self.controls = [], []
+        self.links, self.controls, self.sessions = [], [], {}

@@ -1,0 +1,232 @@
+"""Which addresses of a host can be reached from the others.
+
+Every host listens at all of its addresses for a moment, and every host tries to connect to all of the others'. Who
+connects sends a challenge; who listens answers with a proof that it is that host of this job: two hosts may well have
+the same address, say that of a bridge for containers, and would reach themselves.
+
+    connecting -> listening    32 random bytes
+    listening -> connecting    HMAC(probe key, these bytes, name of the host)
+
+The probe key is derived from the job's, and good for nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from horovod.common.rendezvous.addresses import listen_at, resolve
+from horovod.common.rendezvous.connection import Connection
+from horovod.common.rendezvous.encoding import ProtocolError
+from horovod.common.rendezvous.loop import READ, WRITE, Loop
+
+# A lost packet of a handshake is sent again after 1 and after 3 s.
+PROBE_SECONDS = 5.0
+_SIZE = 32
+_MAX_STRANGERS = 1024
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address of a host at which it listens."""
+
+    interface: str
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        """The address and where it is."""
+        return f"{self.address} ({self.interface})"
+
+
+def own_addresses(interfaces: Sequence[str]) -> list[tuple[str, str]]:
+    """The addresses of this machine by which others may reach it: interface and address, the likeliest first.
+
+    Args:
+        interfaces: Those to be used, in the order of preference; all that are up if none is given. Addresses that
+            lead nowhere else (loopback, link-local) are left out, unless their interface is asked for by name.
+    """
+    import psutil
+
+    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        if interfaces and name not in interfaces:
+            continue
+        for entry in addresses:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6) or name not in up:
+                continue
+            address = ipaddress.ip_address(entry.address.partition("%")[0])
+            if address.is_link_local or (address.is_loopback and not interfaces):
+                continue
+            found.append((name, str(address)))
+    # The address by which ssh came is known to be one that others can reach.
+    ssh = os.environ.get("SSH_CONNECTION", "").split()
+    came_by = ssh[2] if len(ssh) == 4 else ""
+
+    def rank(entry: tuple[str, str]) -> tuple[int, bool, bool]:
+        name, address = entry
+        return (interfaces.index(name) if interfaces else 0, address != came_by, ":" in address)
+
+    return sorted(found, key=rank)
+
+
+def interface_names() -> list[str]:
+    """All interfaces of this machine."""
+    return [name for _, name in socket.if_nameindex()]
+
+
+def probe_key(secret_key: str, job_id: str) -> bytes:
+    """What hosts prove to each other."""
+    return hmac.new(secret_key.encode(), b"reachability\0" + job_id.encode(), hashlib.sha256).digest()
+
+
+def _proof(key: bytes, challenge: bytes, host: str) -> bytes:
+    return hmac.new(key, challenge + host.encode(), hashlib.sha256).digest()
+
+
+class ProbeListener:
+    """Listens at addresses of this machine and answers every challenge."""
+
+    def __init__(self, loop: Loop, key: bytes, host: str, addresses: Sequence[tuple[str, str]]) -> None:
+        """Begins; an address that can't be listened at is left out of `endpoints`."""
+        self.endpoints: list[Endpoint] = []
+        self._loop, self._key, self._host = loop, key, host
+        self._listeners: list[socket.socket] = []
+        self._connections: dict[Connection, None] = {}  # Oldest first.
+        for interface, address in addresses:
+            try:
+                listener = listen_at(address, 0)
+            except OSError:
+                continue
+            listener.setblocking(False)
+            self._listeners.append(listener)
+            self.endpoints.append(Endpoint(interface, address, listener.getsockname()[1]))
+            loop.watch(listener.fileno(), READ, functools.partial(self._accept, listener))
+
+    def close(self) -> None:
+        """Listens no more."""
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+        for listener in self._listeners:
+            self._loop.forget(listener.fileno())
+            listener.close()
+        self._listeners.clear()
+
+    def _accept(self, listener: socket.socket, _events: int) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        if len(self._connections) >= _MAX_STRANGERS:
+            oldest = next(iter(self._connections))
+            self._connections.pop(oldest)
+            oldest.close()
+        connection = Connection(sock, self._loop, lambda _reason: self._connections.pop(connection, None))
+        self._connections[connection] = None
+        connection.expect(_SIZE, lambda challenge: self._answer(connection, challenge))
+
+    def _answer(self, connection: Connection, challenge: bytes) -> None:
+        connection.send(_proof(self._key, challenge, self._host))
+        connection.expect(1, lambda _byte: None)  # Until the other side closes it.
+
+
+class Prober:
+    """Tries to reach other hosts at all of their addresses, at the same time."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        key: bytes,
+        targets: Mapping[str, Sequence[Endpoint]],
+        on_result: Callable[[str, str, str], object],
+    ) -> None:
+        """Begins.
+
+        Args:
+            loop: Where everything is watched.
+            key: See `probe_key`.
+            targets: Where the other hosts listen.
+            on_result: Called once for every address, with the host, the address, and why it was not reached: nothing
+                if it was.
+        """
+        self._loop, self._key, self._on_result = loop, key, on_result
+        self._timer = loop.at(time.monotonic() + PROBE_SECONDS, self._give_up)
+        self._connecting: dict[tuple[str, str], socket.socket] = {}
+        self._connections: dict[tuple[str, str], Connection] = {}
+        self._pending = {(host, endpoint.address) for host, endpoints in targets.items() for endpoint in endpoints}
+        for host, endpoints in targets.items():
+            for endpoint in endpoints:
+                self._connect((host, endpoint.address), endpoint.port)
+
+    def close(self) -> None:
+        """Tries no more."""
+        self._timer.cancel()
+        self._pending.clear()
+        for sock in self._connecting.values():
+            self._loop.forget(sock.fileno())
+            sock.close()
+        for connection in self._connections.values():
+            connection.close()
+
+    def _connect(self, target: tuple[str, str], port: int) -> None:
+        try:
+            family, address = resolve(target[1], port)[0]
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            self._end(target, error.strerror or str(error))
+            return
+        sock.setblocking(False)
+        self._connecting[target] = sock
+        code = sock.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            self._fail_to_connect(target, code)
+            return
+        self._loop.watch(sock.fileno(), WRITE, lambda _events: self._connected(target))
+
+    def _connected(self, target: tuple[str, str]) -> None:
+        sock = self._connecting[target]
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        self._loop.forget(sock.fileno())
+        if code != 0:
+            self._fail_to_connect(target, code)
+            return
+        del self._connecting[target]
+        challenge = secrets.token_bytes(_SIZE)
+        connection = Connection(sock, self._loop, lambda reason: self._end(target, reason))
+        self._connections[target] = connection
+        connection.send(challenge)
+        connection.expect(_SIZE, lambda proof: self._check(target, challenge, proof))
+
+    def _check(self, target: tuple[str, str], challenge: bytes, proof: bytes) -> None:
+        if not hmac.compare_digest(proof, _proof(self._key, challenge, target[0])):
+            raise ProtocolError("somebody else has this address")
+        self._end(target, "")
+
+    def _fail_to_connect(self, target: tuple[str, str], code: int) -> None:
+        self._connecting.pop(target).close()
+        self._end(target, os.strerror(code))
+
+    def _end(self, target: tuple[str, str], trouble: str) -> None:
+        connection = self._connections.pop(target, None)
+        if connection is not None:
+            connection.close()
+        if target in self._pending:
+            self._pending.remove(target)
+            self._on_result(*target, trouble)
+
+    def _give_up(self) -> None:
+        late = list(self._pending)
+        for target in late:
+            self._end(target, f"no answer within {PROBE_SECONDS:g} s")
+        self.close()

@@ -1,0 +1,130 @@
+#include "engine/result_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace hvd {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kPage = size_t{4} << 10;
+constexpr size_t kMappedBytes = size_t{64} << 10;  // less is malloc's business
+constexpr size_t kHugeBytes = 2 * kHugePage;
+constexpr size_t kMostBlocks = 64;  // they are searched one by one
+constexpr size_t kAlign = 64;
+
+// Lies before the memory that is handed out.
+struct alignas(kAlign) Block {
+  size_t mapped;  // bytes, this header included; 0: from malloc
+};
+
+constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+Block* map_block(size_t bytes) {
+  const bool huge = bytes >= kHugeBytes;
+  const size_t unit = huge ? kHugePage : kPage;
+  bytes = round_up(bytes, unit);
+  const size_t room = bytes + unit - kPage;  // so that a block of whole units fits into it
+  void* const base = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(base);
+  auto* const aligned =
+      begin + (round_up(reinterpret_cast<uintptr_t>(begin), unit) - reinterpret_cast<uintptr_t>(begin));
+  if (aligned > begin) munmap(begin, static_cast<size_t>(aligned - begin));
+  if (const size_t rest = static_cast<size_t>(begin + room - (aligned + bytes)); rest > 0)
+    munmap(aligned + bytes, rest);
+  if (huge) (void)madvise(aligned, bytes, MADV_HUGEPAGE);  // a wish
+  return new (aligned) Block{bytes};
+}
+
+// Blocks that were freed. Never destroyed: results may be freed after everything else.
+class Kept {
+ public:
+  // The smallest that is large enough, unless that would waste half of it.
+  Block* take(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    auto best = blocks_.end();
+    for (auto it = blocks_.begin(); it != blocks_.end(); ++it) {
+      const size_t mapped = (*it)->mapped;
+      if (mapped >= bytes && mapped / 2 <= bytes && (best == blocks_.end() || mapped < (*best)->mapped)) best = it;
+    }
+    if (best == blocks_.end()) return nullptr;
+    Block* const block = *best;
+    blocks_.erase(best);
+    bytes_ -= block->mapped;
+    return block;
+  }
+
+  // Gives back the oldest ones for which there is no room any more. False: it can't be kept.
+  bool put(Block* block) {
+    // In a forked child the lock may be held for ever, by a thread that is not there.
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || block->mapped > kMostKeptBytes) return false;
+    while (blocks_.size() == kMostBlocks || bytes_ + block->mapped > kMostKeptBytes) drop_oldest();
+    try {
+      blocks_.push_back(block);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    bytes_ += block->mapped;
+    return true;
+  }
+
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    while (!blocks_.empty()) drop_oldest();
+  }
+
+ private:
+  void drop_oldest() {
+    Block* const oldest = blocks_.front();
+    blocks_.erase(blocks_.begin());
+    bytes_ -= oldest->mapped;
+    munmap(oldest, oldest->mapped);
+  }
+
+  std::mutex mutex_;
+  std::vector<Block*> blocks_;  // the oldest first
+  size_t bytes_ = 0;
+};
+
+Kept& kept() {
+  static Kept& instance = *new Kept;
+  return instance;
+}
+
+}  // namespace
+
+void* allocate_result(size_t bytes) noexcept {
+  if (bytes > SIZE_MAX / 2) return nullptr;
+  const size_t needed = bytes + sizeof(Block);
+  Block* block = nullptr;
+  if (needed < kMappedBytes) {
+    void* const memory = std::aligned_alloc(kAlign, round_up(needed, kAlign));
+    if (memory != nullptr) block = new (memory) Block{0};
+  } else {
+    block = kept().take(needed);
+    if (block == nullptr) block = map_block(needed);
+  }
+  return block == nullptr ? nullptr : block + 1;
+}
+
+void free_result(void* memory) noexcept {
+  if (memory == nullptr) return;
+  Block* const block = static_cast<Block*>(memory) - 1;
+  if (block->mapped == 0) {
+    std::free(block);
+  } else if (!kept().put(block)) {
+    munmap(block, block->mapped);
+  }
+}
+
+void release_kept_results() noexcept { kept().clear(); }
+
+}  // namespace hvd

@@ -1,0 +1,270 @@
+"""horovodrun on several machines, over real ssh: who is started where, with what, and how it ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import script
+from machines import MachineLauncher, Machines, machines
+from waiting import wait_until
+
+PLACE = script(
+    """
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "HOSTNAME")
+    print(*[os.environ["HOROVOD_" + name] for name in names], os.uname().nodename)
+    """
+)
+ADD = script(
+    """
+    import horovod.numpy as hvd
+    hvd.init()
+    total = hvd.allreduce([float(hvd.rank())], op=hvd.Sum)[0]
+    print(hvd.rank(), os.uname().nodename, os.environ.get("HOROVOD_HOST_ADDRESS"), total)
+    """
+)
+WAIT = script("open(f'{os.environ[\"READY\"]}.{rank}', 'w').close()\ntime.sleep(100)")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """Four machines, h1 to h4, for tests that leave them as they are."""
+    with machines(4, tmp_path_factory.mktemp("machines")) as made:
+        yield made
+
+
+def lines(out: str) -> list[str]:
+    return sorted(re.sub(r"^\[\d+\]<stdout>:", "", line) for line in out.splitlines())
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_two_ranks_on_each_of_some_hosts_meet_and_compute(cluster: Machines, count: int) -> None:
+    hosts = ",".join(f"h{number}:2" for number in range(1, count + 1))
+    code, out, err = cluster.horovodrun("-np", str(2 * count), "-H", hosts, *ADD)
+    assert code == 0, err
+    size = 2 * count
+    total = float(sum(range(size)))
+    assert lines(out) == [f"{rank} h{rank // 2 + 1} 10.77.0.{rank // 2 + 1} {total}" for rank in range(size)]
+    assert err == ""
+
+
+def test_ranks_are_given_out_host_by_host_and_no_more_hosts_are_used_than_needed(cluster: Machines) -> None:
+    code, out, err = cluster.horovodrun("-np", "4", "-H", "h2,h1:2,h3:3,no-such-host:9", *PLACE)
+    assert code == 0, err
+    assert lines(out) == [
+        "0 4 0 1 0 3 h2 h2",
+        "1 4 0 2 1 3 h1 h1",
+        "2 4 1 2 0 1 h1 h1",
+        "3 4 0 1 2 3 h3 h3",
+    ]
+
+
+def test_a_job_of_one_other_machine_needs_no_server(cluster: Machines) -> None:
+    code, out, err = cluster.horovodrun("-np", "2", "-H", "h3:2", *ADD)
+    assert code == 0, err
+    assert lines(out) == ["0 h3 None 1.0", "1 h3 None 1.0"]
+
+
+def test_a_hostfile_names_machines(cluster: Machines, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# two of them\nh2 slots=1\nh4 slots=1\n")
+    code, out, err = cluster.horovodrun("-np", "2", "--hostfile", str(path), *ADD)
+    assert code == 0, err
+    assert lines(out) == ["0 h2 10.77.0.2 1.0", "1 h4 10.77.0.4 1.0"]
+
+
+@pytest.mark.parametrize("hosts", ["h1-6,h2-6", "[fd77::1],[fd77::2]:1"])
+def test_hosts_may_be_reached_by_ipv6(cluster: Machines, hosts: str) -> None:
+    code, out, err = cluster.horovodrun("-np", "2", "-H", hosts, *ADD, on="h3")
+    assert code == 0, err
+    assert lines(out) == ["0 h1 fd77::1 1.0", "1 h2 fd77::2 1.0"]
+
+
+def test_the_machine_that_starts_a_job_need_not_be_reached_by_the_others(cluster: Machines) -> None:
+    """As a laptop behind a firewall: only ssh leads from it to them."""
+    with cluster["h4"].filtered("ct state new drop"):
+        code, out, err = cluster.horovodrun("-np", "2", "-H", "h1,h2", *ADD, on="h4")
+    assert code == 0, err
+    assert lines(out) == ["0 h1 10.77.0.1 1.0", "1 h2 10.77.0.2 1.0"]
+
+
+def test_interfaces_may_be_chosen(cluster: Machines) -> None:
+    arguments = ["-np", "2", "-H", "h1,h2", "--network-interfaces"]
+    code, out, err = cluster.horovodrun(*arguments, "ib0,eth0", *ADD)
+    assert code == 0, err
+    assert lines(out) == ["0 h1 10.77.0.1 1.0", "1 h2 10.77.0.2 1.0"]
+    code, out, err = cluster.horovodrun(*arguments, "ib0", *ADD)
+    assert (code, out) == (2, "")
+    assert "h2: it has no network interface ib0 (there are: lo, eth0)" in err
+
+
+def test_environment_and_directory_reach_the_workers_but_not_the_login(cluster: Machines, tmp_path: Path) -> None:
+    show = script("print(os.getcwd(), os.environ['WORD'], os.environ['HOME'], os.environ.get('DISPLAY'))")
+    word = "with 'quotes', $HOME\nand a second line \udcff"
+    arguments = ["-np", "2", "-H", "h2,h3", *show]
+    environment = {"WORD": word, "HOME": "/elsewhere", "DISPLAY": ":0"}
+    with MachineLauncher(cluster["h1"], tmp_path, arguments, environment) as launcher:
+        code, out, err = launcher.finish()
+    assert code == 0, err
+    assert out.count(f"{tmp_path} with 'quotes', $HOME") == 2
+    assert out.count(f"second line \ufffd {Path.home()} None") == 2
+
+
+def test_a_port_and_a_key_may_be_given(cluster: Machines) -> None:
+    configuration = cluster.folder / "ssh/ssh_config"
+    before = configuration.read_text()
+    configuration.write_text("".join(line + "\n" for line in before.splitlines() if "IdentityFile" not in line))
+    try:
+        with cluster["h2"].with_sshd_options("Port 2222"), cluster["h2"].filtered("tcp dport 22 reject"):
+            options = ["-p", "2222", "-i", str(cluster.folder / "user.key")]
+            code, out, err = cluster.horovodrun("-np", "1", "-H", "h2", *options, "echo", "hello")
+            assert (code, out) == (0, "[0]<stdout>:hello\n"), err
+            code, _, err = cluster.horovodrun("-np", "1", "-H", "h2", *options[:2], "echo", "hello")
+            assert code == 1
+            assert "h2: ssh was not let in" in err
+    finally:
+        configuration.write_text(before)
+
+
+def test_what_belongs_to_another_job_does_not_reach_the_workers(cluster: Machines, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("of another job")
+    other: dict[str, Any] = {"HOROVOD_SECRET_KEY_FILE": str(tmp_path / "key"), "HOROVOD_HOST_ADDRESS": "192.0.2.1"}
+    code, out, err = cluster.horovodrun("-np", "2", "-H", "h1,h2", *ADD, **other)
+    assert code == 0, err
+    assert lines(out) == ["0 h1 10.77.0.1 1.0", "1 h2 10.77.0.2 1.0"]
+
+
+def test_nothing_secret_is_on_a_command_line(cluster: Machines) -> None:
+    show = script(
+        """
+        seen = [p for p in os.listdir("/proc") if p.isdigit()
+                and os.environ["HOROVOD_SECRET_KEY"].encode() in open(f"/proc/{p}/cmdline", "rb").read()]
+        print(len(os.environ["HOROVOD_SECRET_KEY"]), seen, "agent" in open(f"/proc/{os.getppid()}/comm").read())
+        """
+    )
+    code, out, err = cluster.horovodrun("-np", "2", "-H", "h1,h2", "--verbose", *show)
+    assert code == 0, err
+    assert lines(out) == ["64 [] True", "64 [] True"]
+
+
+def test_output_of_all_machines_is_forwarded_and_saved(cluster: Machines, tmp_path: Path) -> None:
+    talk = script(
+        """
+        for i in range(20000): print(rank, i)
+        print("end of", rank, file=sys.stderr)
+        """
+    )
+    code, out, err = cluster.horovodrun("-np", "2", "-H", "h2,h3", "--output-filename", str(tmp_path / "logs"), *talk)
+    assert code == 0
+    for rank in (0, 1):
+        numbers = [line for line in out.splitlines() if line.startswith(f"[{rank}]<stdout>:")]
+        assert numbers == [f"[{rank}]<stdout>:{rank} {i}" for i in range(20000)]
+        assert f"[{rank}]<stderr>:end of {rank}\n" in err
+        assert (tmp_path / f"logs/rank.{rank}/stdout").read_text().splitlines()[-1] == f"{rank} 19999"
+
+
+def test_a_failure_is_told_even_if_nobody_reads_the_output(cluster: Machines) -> None:
+    talk = script(
+        """
+        if rank == 1:
+            time.sleep(1)
+            sys.exit(5)
+        while True: os.write(1, b"x" * 99 + b"\\n")
+        """
+    )
+    with cluster.launch("-np", "2", "-H", "h2,h3", *talk, HOROVOD_GRACE_SECONDS="1") as launcher:
+        assert launcher.process.stderr is not None
+        assert launcher.process.stderr.readline() == b"Process 1 exit with status code 5.\n"
+        code, _, err = launcher.finish(60)
+    assert code == 5
+    assert "the first process to fail was rank 1 of 2" in err
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_the_first_failure_is_reported_with_its_host_and_the_others_are_ended(cluster: Machines, victim: int) -> None:
+    fail = script(
+        f"""
+        import horovod.numpy as hvd
+        hvd.init()
+        if rank == {victim}:
+            print("out of luck", file=sys.stderr)
+            os._exit(7)
+        hvd.allreduce([1.0])
+        """
+    )
+    code, _, err = cluster.horovodrun("-np", "4", "-H", "h1:2,h2:2", *fail, HOROVOD_GRACE_SECONDS="2")
+    assert code == 7, err
+    assert f"Process {victim} exit with status code 7." in err
+    assert f"the first process to fail was rank {victim} of 4: it ended with status code 7." in err
+    assert f"  host:    h{victim // 2 + 1}\n" in err
+    assert "    out of luck" in err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_workers_on_all_machines(cluster: Machines, signum: signal.Signals, tmp_path: Path) -> None:
+    worker = script(
+        f"""
+        signal.signal({signum.value}, lambda n, _: (print("got", n), os._exit(0)))
+        ready = f"{{os.environ['READY']}}.{{rank}}"
+        signal.signal(signal.SIGUSR1, lambda n, _: os.rename(ready, f"{{ready}}.heard"))
+        open(ready, "w").close()
+        while True: time.sleep(1)
+        """
+    )
+    with cluster.launch("-np", "2", "-H", "h2,h3", *worker, READY=str(tmp_path / "ready")) as launcher:
+        wait_until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "all workers are ready")
+        launcher.signal(signal.SIGUSR1)
+        wait_until(lambda: len(list(tmp_path.glob("ready.*.heard"))) == 2, "all workers have heard a user signal")
+        launcher.signal(signum)
+        code, out, err = launcher.finish()
+    assert code == 128 + signum
+    assert sorted(out.splitlines()) == [f"[{r}]<stdout>:got {signum.value}" for r in (0, 1)]
+    assert f"{signum.name} ({signum.value}) received" in err
+    cluster.wait_until_nothing_is_left()
+
+
+def test_nothing_is_left_on_any_machine_when_the_launcher_is_killed(cluster: Machines, tmp_path: Path) -> None:
+    ready = str(tmp_path / "ready")
+    with cluster.launch("-np", "3", "-H", "h1,h2,h3", *WAIT, READY=ready, HOROVOD_GRACE_SECONDS="1") as launcher:
+        wait_until(lambda: len(list(tmp_path.glob("ready.*"))) == 3, "all workers are ready")
+        launcher.signal(signal.SIGKILL)
+        launcher.wait_until_nothing_is_left()
+    cluster.wait_until_nothing_is_left()
+
+
+def test_an_agent_that_is_killed_takes_its_workers_along_and_ends_the_job(cluster: Machines, tmp_path: Path) -> None:
+    ready = str(tmp_path / "ready")
+    with cluster.launch("-np", "2", "-H", "h2,h3", *WAIT, READY=ready, HOROVOD_GRACE_SECONDS="1") as launcher:
+        wait_until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "all workers are ready")
+        cluster["h3"].run("for p in /proc/[0-9]*; do grep -q horovod-agent $p/comm && kill -9 ${p#/proc/}; done; true")
+        code, _, err = launcher.finish()
+    assert code == 1
+    assert "horovodrun: lost host h3 (rank 1): the connection to it ended" in err
+    cluster.wait_until_nothing_is_left()
+
+
+def test_a_command_or_a_directory_that_a_machine_does_not_have(cluster: Machines, tmp_path: Path) -> None:
+    only_here = tmp_path / "here"
+    only_here.mkdir()
+    arguments = ["-np", "2", "-H", "h1,h2", *PLACE]
+    with (
+        cluster["h2"].mounted("tmpfs", str(tmp_path)),
+        MachineLauncher(cluster["h1"], only_here, arguments, {}) as launcher,
+    ):
+        code, _, err = launcher.finish()
+    assert code == 2
+    assert f"host h2: the directory that horovodrun was started in, {only_here}, can't be used there" in err
+    code, _, err = cluster.horovodrun("-np", "1", "-H", "h2", "no-such-program")
+    assert code == 2
+    assert "can't start rank 0 on host h2: no-such-program: No such file or directory" in err
+
+
+def test_this_python_is_the_one_there(cluster: Machines) -> None:
+    code, out, err = cluster.horovodrun("-np", "1", "-H", "h2", "sh", "-c", "tr '\\0' ' ' </proc/$PPID/cmdline")
+    assert code == 0, err
+    assert out == f"[0]<stdout>:{sys.executable} -P -m horovod.runner.agent \n"

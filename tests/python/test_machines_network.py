@@ -1,0 +1,120 @@
+"""Networks between machines that are slow, lossy, or gone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import script
+from machines import Machines, machines
+from waiting import wait_until
+
+# Many small operations and a large one, so that something is always under way; a file tells how far it has come.
+TRAIN = script(
+    """
+    import numpy as np
+    import horovod.numpy as hvd
+    hvd.init()
+    steps = int(os.environ["STEPS"])
+    for step in range(steps):
+        small = hvd.allreduce(np.full(10, float(step)), op=hvd.Sum, name="small")
+        assert (small == step * hvd.size()).all()
+        large = hvd.allreduce(np.full(100_000, rank + 1.0), op=hvd.Sum, name="large")
+        assert (large == hvd.size() * (hvd.size() + 1) / 2).all()
+        if rank == 0: open(os.environ["PROGRESS"], "w").write(str(step))
+        time.sleep(float(os.environ.get("PAUSE", "0")))
+    hvd.barrier()
+    print("done", rank)
+    """
+)
+HOSTS = ["-np", "4", "-H", "h1:2,h2:2"]
+DONE = [f"[{rank}]<stdout>:done {rank}" for rank in range(4)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """Two machines; every test leaves them as they were."""
+    with machines(2, tmp_path_factory.mktemp("machines")) as made:
+        yield made
+
+
+def settings(tmp_path: Path, steps: int, pause: float = 0.0) -> dict[str, Any]:
+    return {"STEPS": str(steps), "PAUSE": str(pause), "PROGRESS": str(tmp_path / "progress")}
+
+
+def wait_for_progress(tmp_path: Path, beyond: int = -1) -> int:
+    def steps() -> int:
+        path = tmp_path / "progress"
+        text = path.read_text() if path.exists() else ""
+        return int(text) + 1 if text and int(text) > beyond else 0
+
+    return wait_until(steps, f"a step beyond {beyond}", 40) - 1
+
+
+def test_a_slow_link(cluster: Machines, tmp_path: Path) -> None:
+    cluster["h2"].run("tc qdisc add dev eth0 root tbf rate 20mbit burst 32kb latency 200ms")
+    try:
+        code, out, err = cluster.horovodrun(*HOSTS, *TRAIN, **settings(tmp_path, 3))
+    finally:
+        cluster["h2"].run("tc qdisc del dev eth0 root")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == DONE
+
+
+def test_packets_that_are_lost(cluster: Machines, tmp_path: Path) -> None:
+    with cluster["h2"].filtered("numgen random mod 100 lt 3 drop"):
+        code, out, err = cluster.horovodrun(*HOSTS, *TRAIN, **settings(tmp_path, 5), seconds=100)
+    assert code == 0, err
+    assert sorted(out.splitlines()) == DONE
+
+
+def test_packets_that_are_late(tmp_path: Path) -> None:
+    with machines(2, tmp_path, delays={"h2": 0.05}) as cluster:
+        connect = "import socket, time; t = time.monotonic(); "
+        connect += "socket.create_connection(('h2', 22)); print(time.monotonic() - t)"
+        assert float(cluster["h1"].run(f'{sys.executable} -c "{connect}"')) > 0.1
+        code, out, err = cluster.horovodrun(*HOSTS, *TRAIN, **settings(tmp_path, 5), seconds=100)
+    assert code == 0, err
+    assert sorted(out.splitlines()) == DONE
+
+
+def test_a_link_that_is_down_for_two_seconds(cluster: Machines, tmp_path: Path) -> None:
+    with cluster.launch(*HOSTS, *TRAIN, **settings(tmp_path, 30, 0.1)) as launcher:
+        wait_for_progress(tmp_path, 3)
+        cluster.cut(cluster["h2"])
+        time.sleep(2)
+        cluster.mend(cluster["h2"])
+        code, out, err = launcher.finish(100)
+    assert code == 0, err
+    assert sorted(out.splitlines()) == DONE
+
+
+def test_a_link_that_is_down_for_good(cluster: Machines, tmp_path: Path) -> None:
+    environment = {"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": "3", "HOROVOD_GRACE_SECONDS": "1"}
+    with cluster.launch(*HOSTS, *TRAIN, **settings(tmp_path, 10_000, 0.1), **environment) as launcher:
+        wait_for_progress(tmp_path, 3)
+        cluster.cut(cluster["h2"])
+        try:
+            code, _, err = launcher.finish_here(60)
+            # The agent of h2 hears nothing either, and ends its workers by itself.
+            launcher.wait_until_nothing_is_left()
+            cluster.wait_until_nothing_is_left()
+        finally:
+            cluster.mend(cluster["h2"])
+    assert code == 1, err
+    assert "h2" in err
+
+
+def test_a_machine_that_is_switched_off(tmp_path: Path) -> None:
+    with machines(2, tmp_path) as cluster:
+        environment = {"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": "3", "HOROVOD_GRACE_SECONDS": "1"}
+        with cluster.launch(*HOSTS, *TRAIN, **settings(tmp_path, 10_000, 0.1), **environment) as launcher:
+            wait_for_progress(tmp_path, 3)
+            cluster["h2"].power_off()
+            code, _, err = launcher.finish(60)
+        assert code == 1, err
+        assert "h2" in err

