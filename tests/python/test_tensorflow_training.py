@@ -27,7 +27,6 @@ from tensorflow_training import (
 )
 
 import horovod.tensorflow as hvd
-from horovod import _core
 
 v1 = tf.compat.v1
 cases = Cases()
@@ -112,17 +111,6 @@ def compressed_gradients_are_about_the_same() -> None:
     train(alone, OPTIMIZERS["momentum"](), data_of(dense, own=False))
     check_same(model, alone, tolerance=1e-2)
     assert any(not np.array_equal(a, b) for a, b in zip(model.get_weights(), alone.get_weights(), strict=True))
-
-
-@cases.add
-def gradients_of_a_step_are_all_under_way_at_once() -> None:
-    model, _ = twins(dense)
-    batch = data_of(dense, own=True)[0]
-    before = _core.counters()["batches"]
-    with tf.GradientTape() as tape:
-        loss = loss_of(model, *batch)
-    hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
-    assert _core.counters()["batches"] - before == 1  # all four fused
 
 
 @cases.add
