@@ -52,7 +52,7 @@ $(VENV)/.created:
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES)
 	@echo "Building and installing Horovod"
-	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch,bench]'
+	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch,test-tensorflow,bench]'
 	@touch $@
 
 # The requirements of an extra, without the package: $(call install_extra,lint)

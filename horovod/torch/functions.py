@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horovod.common.agreement import require_same
 from horovod.common.basics import basics
 from horovod.common.handles import start_group, synchronize
 from horovod.common.objects import allgather_object, broadcast_object
@@ -29,7 +30,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         HorovodInternalError: A rank was lost.
     """
     named = _named_tensors(params)
-    _require_same(
+    require_same(
         "broadcast_parameters",
         [f"{name}: {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in named],
     )
@@ -55,31 +56,6 @@ def _named_tensors(params: Any) -> list[tuple[str, Tensor]]:
 def _broadcast_all(named: list[tuple[str, Tensor]], root_rank: int) -> None:
     """Starts all before it waits for any: they run together."""
     synchronize(start_group(functools.partial(broadcast_async_, tensor, root_rank, name) for name, tensor in named))
-
-
-def _require_same(what: str, lines: list[str]) -> None:
-    """Compares descriptions between ranks, a line for each thing.
-
-    Raises:
-        ValueError: They differ; the text is the same on every rank and says where.
-    """
-    everyone: list[list[str]] = allgather_object(lines, name=f"{what}.agreement")
-    for rank, other in enumerate(everyone):
-        if other == everyone[0]:
-            continue
-        missing = [line for line in everyone[0] if line not in other]
-        surplus = [line for line in other if line not in everyone[0]]
-        if not missing and not surplus:
-            raise ValueError(f"{what}: ranks 0 and {rank} have the same tensors in another order.")
-        raise ValueError(
-            f"{what}: the ranks have different models. Only on rank 0: {_some(missing)}; only on rank {rank}: "
-            f"{_some(surplus)}. Build the same model on all ranks."
-        )
-
-
-def _some(lines: list[str], limit: int = 5) -> str:
-    shown = ", ".join(lines[:limit]) or "nothing"
-    return f"{shown} and {len(lines) - limit} more" if len(lines) > limit else shown
 
 
 # ---- Optimizers ------------------------------------------------------------------------------------------------------
@@ -116,7 +92,7 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it is no set of tensors of the same kind for all.")
-    _require_same("broadcast_optimizer_state", _described(optimizer))
+    require_same("broadcast_optimizer_state", _described(optimizer))
     own = optimizer.state_dict()
     is_root = basics.rank() == root_rank
     skeleton, tensors = _without_tensors(own) if is_root else (None, [])

@@ -280,6 +280,26 @@ hvd_status hvd_shutdown(void) {
 
 int hvd_is_initialized(void) { return !forked && current_engine() != nullptr; }
 
+hvd_status hvd_get_place(int32_t process_set, hvd_place* place) {
+  return guarded([&] {
+    if (place->struct_size != sizeof(hvd_place)) throw InvalidError("hvd_place: unknown size of the structure");
+    const auto running = running_engine();
+    const hvd::World& world = running->world();
+    const std::vector<int> ranks = running->ranks_of(process_set);
+    if (ranks.empty()) throw InvalidError("There is no process set with id " + std::to_string(process_set) + ".");
+    const auto own = std::lower_bound(ranks.begin(), ranks.end(), world.rank);
+    const bool member = own != ranks.end() && *own == world.rank;
+    *place = {sizeof(hvd_place),
+              world.rank,
+              world.size,
+              world.local_rank,
+              world.local_size,
+              member ? static_cast<int32_t>(own - ranks.begin()) : -1,
+              static_cast<int32_t>(ranks.size())};
+    return HVD_OK;
+  });
+}
+
 hvd_status hvd_submit(const hvd_request* request, hvd_handle* handle) {
   *handle = 0;
   return guarded([&] {

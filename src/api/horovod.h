@@ -162,6 +162,15 @@ HVD_EXPORT hvd_status hvd_shutdown(void);
 // 1 between a successful hvd_init and hvd_shutdown, also after a peer was lost.
 HVD_EXPORT int hvd_is_initialized(void);
 
+// Where this rank is, in the job and in a process set.
+typedef struct {
+  uint32_t struct_size;
+  int32_t rank, size, local_rank, local_size;
+  int32_t set_rank, set_size;  // set_rank: among the members; -1 for one that is not
+} hvd_place;
+// HVD_INVALID if there is no such set.
+HVD_EXPORT hvd_status hvd_get_place(int32_t process_set, hvd_place* place);
+
 // ---- Operations -----------------------------------------------------------------------------------------------------
 
 // Called once when the operation has ended, on a thread of the completion pool; may block. message is "" on success.

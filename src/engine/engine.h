@@ -77,6 +77,8 @@ class Engine {
   void shutdown();
 
   const World& world() const { return world_; }
+  // The members of a process set, ascending; none if there is no such set.
+  std::vector<int> ranks_of(int set) const;
   const Counters& counters() const { return counters_; }
   // Every descriptor that the engine holds: for the child of a fork to close.
   std::vector<int> descriptors() const;

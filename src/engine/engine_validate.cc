@@ -56,6 +56,11 @@ void check_reduction(const Request& request) {
 
 }  // namespace
 
+std::vector<int> Engine::ranks_of(int set) const {
+  const std::lock_guard lock(mutex_);
+  return set < 0 || static_cast<size_t>(set) >= sets_.size() ? std::vector<int>() : sets_[static_cast<size_t>(set)];
+}
+
 void Engine::validate(Request& request) const {
   const Meta& meta = request.meta;
   const int set = request.key.set;

@@ -48,13 +48,17 @@ class Cases:
         self._cases.append(function)
         return function
 
+    def include(self, others: "Cases") -> None:
+        """Adds the cases of another module."""
+        self._cases += others._cases
+
     def names(self) -> list[str]:
         """Of all cases."""
         return [case.__name__ for case in self._cases]
 
-    def run(self, size: int, start: Case, timeout: float = 240.0) -> Outcomes:
+    def run(self, size: int, start: Case, timeout: float = 240.0, env: dict[str, str] | None = None) -> Outcomes:
         """Runs all cases on as many ranks, each of which first calls start()."""
-        return Outcomes(run_ranks(size, _run_all, start, self._cases, timeout=timeout))
+        return Outcomes(run_ranks(size, _run_all, start, self._cases, timeout=timeout, env=env))
 
 
 def _run_all(start: Case, cases: list[Case]) -> dict[str, str]:

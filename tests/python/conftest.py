@@ -18,13 +18,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Frameworks are not there for every Python: without one its tests are left out, and pytest's first lines say so.
-_HAS_TORCH = importlib.util.find_spec("torch") is not None
-collect_ignore_glob = [] if _HAS_TORCH else ["test_torch_*.py"]
+_INSTALLED = {name: importlib.util.find_spec(name) is not None for name in ("torch", "tensorflow")}
+collect_ignore_glob = [f"test_{name}_*.py" for name, installed in _INSTALLED.items() if not installed]
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
     """Says what is not tested."""
-    return "torch: installed" if _HAS_TORCH else "torch: NOT installed, its tests are left out"
+    state = {True: "installed", False: "NOT installed, its tests are left out"}
+    return [f"{name}: {state[installed]}" for name, installed in _INSTALLED.items()]
 
 
 def _left_over() -> set[str]:

@@ -226,9 +226,10 @@ def test_version_and_check_build_need_no_np() -> None:
         assert report.startswith(f"Horovod v{out.strip()}:\n\nAvailable Frameworks:\n")
         for title in ("Available Controllers:", "Available Tensor Operations:"):
             assert f"\n{title}\n" in report
-        mark = "X" if importlib.util.find_spec("torch") else " "
-        assert f"    [{mark}] PyTorch\n" in report
-        for name in ("TensorFlow", "MXNet", "MPI", "Gloo", "NCCL", "DDL", "CCL"):
+        for name, package in (("PyTorch", "torch"), ("TensorFlow", "tensorflow")):
+            mark = "X" if importlib.util.find_spec(package) else " "
+            assert f"    [{mark}] {name}\n" in report
+        for name in ("MXNet", "MPI", "Gloo", "NCCL", "DDL", "CCL"):
             assert f"    [ ] {name}\n" in report + "\n"
         assert re.search(r"\[[X ]\] NumPy\n", report) and re.search(r"\[[X ]\] Native\n", report)
 

@@ -1,0 +1,200 @@
+"""The callbacks, to be mixed with the Callback class of one Keras or the other."""
+
+# ruff: noqa: PLR0917
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import horovod.tensorflow as hvd
+from horovod._keras.optimizers import require_tensorflow_backend
+from horovod.tensorflow.util import reference
+
+
+def _variables_of(optimizer: Any) -> list[Any]:
+    """All variables of an optimizer: of Keras 2's legacy ones they are what a function returns."""
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+class BroadcastGlobalVariables:
+    """After the first batch, when all variables exist, gives them the root's values."""
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
+        """Takes the root's rank, where to run, and variables that stay each rank's own."""
+        super().__init__()
+        require_tensorflow_backend("BroadcastGlobalVariablesCallback")
+        self.root_rank = root_rank
+        self.device = device
+        self.broadcast_done = False
+        self._local_variables = {reference(variable) for variable in local_variables or ()}
+
+    def register_local_var(self, var: Any) -> None:
+        """From now on this variable stays each rank's own."""
+        self._local_variables.add(reference(var))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Does it after the first batch."""
+        if self.broadcast_done:
+            return
+        own: Any = self
+        candidates = [*own.model.variables, *_variables_of(own.model.optimizer)]
+        shared = [variable for variable in candidates if reference(variable) not in self._local_variables]
+        with tf.device(self.device):
+            hvd.broadcast_variables(shared, self.root_rank)
+        self.broadcast_done = True
+
+
+class MetricAverage:
+    """At the end of every epoch, averages the metrics over the ranks: callbacks that come after this one see that."""
+
+    def __init__(self, device: str = "") -> None:
+        """Takes where to run."""
+        super().__init__()
+        require_tensorflow_backend("MetricAverageCallback")
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Averages, in place."""
+        if not logs:
+            return
+        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+        values = tf.constant([float(logs[name]) for name in names], tf.float64)
+        with tf.device(self.device):
+            averages = hvd.allreduce(values, op=hvd.Average, name="MetricAverageCallback").numpy()
+        logs.update(zip(names, averages.tolist(), strict=True))
+
+
+class LearningRateSchedule:
+    """Multiplies the learning rate by something that depends on the epoch."""
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        """See the classes that users see."""
+        super().__init__()
+        require_tensorflow_backend("LearningRateScheduleCallback")
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            factor = multiplier
+            self.staircase = True
+            self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Finds out how many steps an epoch has, if it needs to know."""
+        own: Any = self
+        if self.steps_per_epoch is None and not self.staircase:
+            self.steps_per_epoch = own.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter "
+                    f"to the {type(self).__name__}()."
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remembers the epoch."""
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets the learning rate: for an epoch at its first batch, or for every batch."""
+        if self.current_epoch < self.start_epoch or (
+            self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        ):
+            return
+        if self.staircase and batch == 0:
+            self._adjust(self.current_epoch)
+        elif not self.staircase and self.steps_per_epoch:
+            self._adjust(self.current_epoch + batch / self.steps_per_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Has the learning rate among the metrics."""
+        if logs is not None:
+            logs["lr"] = float(_innermost(self).learning_rate)
+
+    def _adjust(self, epoch: float) -> None:
+        optimizer = _innermost(self)
+        before = float(optimizer.learning_rate)
+        after = self.initial_lr * self.multiplier(epoch)
+        optimizer.learning_rate = after
+        if self.momentum_correction and before and after != before:
+            own: Any = self
+            _scale_momentum(optimizer, own.model.trainable_weights, after / before)
+
+
+class LearningRateWarmup(LearningRateSchedule):
+    """Raises the learning rate from that of one process to that of all, over the first epochs, batch by batch.
+
+    Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (https://arxiv.org/abs/1706.02677).
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        """See the classes that users see."""
+
+        def multiplier(epoch: float) -> float:
+            # The last batch of the warm-up has the whole learning rate.
+            epoch += 1.0 / (self.steps_per_epoch or 1)
+            return 1.0 / hvd.size() * (epoch * (hvd.size() - 1) / warmup_epochs + 1)
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            start_epoch=0,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Says so when the warm-up has ended."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and hvd.rank() == 0:
+            rate = float(_innermost(self).learning_rate)
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+def _innermost(callback: Any) -> Any:
+    """The optimizer that has the learning rate: within a LossScaleOptimizer it is another one."""
+    optimizer = callback.model.optimizer
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _scale_momentum(optimizer: Any, weights: Sequence[Any], factor: float) -> None:
+    """Momentum correction: what has been added up contains the learning rate of its time, and gets the new one."""
+    slots = [
+        slot
+        for name in ("momentums", "_momentums")
+        if getattr(optimizer, "momentum", None)
+        for slot in getattr(optimizer, name, None) or ()
+    ]
+    if "momentum" in getattr(optimizer, "get_slot_names", list)():  # a legacy optimizer of Keras 2
+        slots = [optimizer.get_slot(weight, "momentum") for weight in weights]
+    for slot in {reference(slot): slot for slot in slots if slot is not None}.values():
+        slot.assign(slot * factor)

@@ -1,0 +1,244 @@
+"""Horovod for Keras 3 on TensorFlow: `import horovod.keras as hvd`."""
+
+# ruff: noqa: PLR0917
+
+from typing import Any
+
+import keras
+
+from horovod._keras import functions as _functions
+from horovod._keras.models import load_model as _load_model
+from horovod._keras.optimizers import distributed as _distributed
+from horovod.common.process_sets import ProcessSet as _ProcessSet
+from horovod.common.reduce_ops import Adasum, Average, Sum
+from horovod.keras import callbacks
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.functions import broadcast_global_variables
+from horovod.tensorflow.gradient_reducer import groups_of as _groups_of
+from horovod.tensorflow.gradient_tape import variables_of_layers as _variables_of_layers
+from horovod.tensorflow.mpi_ops import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    num_groups: int = 0,
+    groups: Any = None,
+) -> Any:
+    """A Keras optimizer that steps by the average of all ranks' gradients: the given one, which is changed itself.
+
+    Args:
+        optimizer: One of keras.optimizers.
+        name: Prefix of the names of operations.
+        device_dense: Where gradients that are tensors are reduced.
+        device_sparse: Where gradients that are IndexedSlices are reduced.
+        compression: How gradients travel.
+        sparse_as_dense: Make tensors of IndexedSlices, instead of gathering them.
+        gradient_predivide_factor: Divides gradients by it before the reduction, and multiplies them by it afterwards;
+            with Average only.
+        op: Average or Sum.
+        num_groups: Deprecated; use groups.
+        groups: A number of groups, or lists of variables: gradients of a group are reduced together.
+
+    Raises:
+        ValueError: A wrong argument, or no optimizer.
+    """
+    return _distributed(
+        optimizer,
+        1,
+        False,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        groups=_groups_of(groups, num_groups),
+        process_set=global_process_set,
+        scale_local_gradients=True,
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: _ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """As DistributedOptimizer, but the gradients of some layers stay each rank's own.
+
+    Args:
+        optimizer: One of keras.optimizers.
+        name: Prefix of the names of operations.
+        device_dense: Where gradients that are tensors are reduced.
+        device_sparse: Where gradients that are IndexedSlices are reduced.
+        compression: How gradients travel.
+        sparse_as_dense: Make tensors of IndexedSlices, instead of gathering them.
+        gradient_predivide_factor: Divides gradients by it before the reduction, and multiplies them by it afterwards;
+            with Average only.
+        op: Average or Sum.
+        backward_passes_per_step: How many gradients are added up before they are reduced and applied.
+        average_aggregated_gradients: Divide what was added up by backward_passes_per_step.
+        groups: A number of groups, or lists of variables: gradients of a group are reduced together.
+        process_set: The ranks that take part; on others the optimizer is as before.
+        local_layers: A layer or a list of layers, whose gradients stay each rank's own.
+        scale_local_gradients: Divide the gradients of local variables (register_local_var) by the number of ranks, as
+            those of all are.
+
+    Raises:
+        ValueError: A wrong argument, or no optimizer.
+    """
+    wrapped = _distributed(
+        optimizer,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    for variable in _variables_of_layers(local_layers):
+        wrapped.register_local_var(variable)
+    return wrapped
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = True,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Reduces a number, array or tensor over all ranks.
+
+    Args:
+        value: This rank's.
+        name: What matches the operation with the other ranks'.
+        average: Deprecated; to use op, give None.
+        prescale_factor: Multiplies the values before the reduction.
+        postscale_factor: Multiplies them after it.
+        op: Average, Sum, Adasum, Min, Max or Product.
+        compression: How the value travels.
+    """
+    return _functions.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Concatenates the arrays or tensors of all ranks along the first dimension."""
+    return _functions.allgather(value, name)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Returns the root's number, array or tensor."""
+    return _functions.broadcast(value, root_rank, name)
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+    """Reduces an array or tensor over all ranks, and gives each of them its own rows of the result."""
+    return _functions.reducescatter(value, name, op)
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Any = None,
+    custom_objects: Any = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Loads a model that was saved with its optimizer, which becomes a distributed one with its state.
+
+    Args:
+        filepath: The file.
+        custom_optimizers: Optimizer classes that Keras does not know.
+        custom_objects: Whatever else Keras does not know, by name.
+        compression: How gradients travel.
+        legacy_opts: Makes no difference: the file says which optimizer it is.
+    """
+    return _load_model(keras, filepath, custom_optimizers, custom_objects, compression)
+
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "Sum",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
