@@ -19,6 +19,8 @@ ENVIRONMENT = {
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
 }
 
+LIMIT = 500.0  # seconds for a group: far more than it needs, on a busy machine too
+
 
 def tensor_of(dtype: Any, shape: int | tuple[int, ...], rank: int, seed: int = 0) -> Any:
     """A rank's input: any rank can make any other's."""

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from cases import Cases, Outcomes, raises
 from ranks import run_ranks
-from tensorflow_arrays import ENVIRONMENT
+from tensorflow_arrays import ENVIRONMENT, LIMIT
 
 import horovod.keras
 import horovod.tensorflow.keras as hvd
@@ -226,7 +226,7 @@ def normalization_layers_are_saved_and_have_masks() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    return cases.run(2, start, env=ENVIRONMENT)
+    return cases.run(2, start, LIMIT, ENVIRONMENT)
 
 
 @pytest.mark.parametrize("case", cases.names())

@@ -13,7 +13,7 @@ import tensorflow as tf
 from cases import Cases, Outcomes, raises
 from ranks import run_ranks
 from sweeps import MOVED, REDUCED, expected, make_sets, ops_for, own_rows, values
-from tensorflow_arrays import ENVIRONMENT, same, tensor_of
+from tensorflow_arrays import ENVIRONMENT, LIMIT, same, tensor_of
 from tensorflow_graph_cases import graph_cases
 
 import horovod.tensorflow as hvd
@@ -287,7 +287,7 @@ def shutdown_and_init_again() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    return cases.run(SIZE, start, env=ENVIRONMENT)
+    return cases.run(SIZE, start, LIMIT, ENVIRONMENT)
 
 
 @pytest.mark.parametrize("case", cases.names())

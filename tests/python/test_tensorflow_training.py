@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import Cases, Outcomes, raises
-from tensorflow_arrays import ENVIRONMENT
+from tensorflow_arrays import ENVIRONMENT, LIMIT
 from tensorflow_training import (
     check_same,
     convolution,
@@ -29,7 +29,8 @@ from tensorflow_training import (
 import horovod.tensorflow as hvd
 
 v1 = tf.compat.v1
-cases = Cases()
+equivalence = Cases()
+cases = Cases()  # those, and what is tried with two ranks only
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
@@ -55,19 +56,19 @@ def learn(make: Callable[..., Any], name: str, way: str, optimizer: Any = None, 
     check_same(model, alone, what=f"{make.__name__}, {name}, {way}")
 
 
-@cases.add
+@equivalence.add
 def dense_layers_learn_the_same() -> None:
     for name, way in (("momentum", "eager"), ("Adam", "function"), ("Adagrad", "fit"), ("Adam", "fit")):
         learn(dense, name, way)
 
 
-@cases.add
+@equivalence.add
 def convolutions_with_normalization_over_all_ranks_learn_the_same() -> None:
     for name, way in (("Adam", "eager"), ("momentum", "function"), ("momentum", "fit")):
         learn(convolution, name, way)
 
 
-@cases.add
+@equivalence.add
 def embeddings_learn_the_same() -> None:
     for name, way in (("momentum", "eager"), ("Adagrad", "function"), ("Adam", "fit")):
         learn(embedding, name, way)
@@ -167,14 +168,14 @@ def local_variables_keep_their_own_gradients() -> None:
 
 @cases.add
 def ranks_outside_a_process_set_train_alone() -> None:
-    pair = hvd.add_process_set([0]) if hvd.size() == 2 else hvd.add_process_set([0, 1])
+    first = hvd.add_process_set([0])
     model, alone = twins(dense)
     batches = data_of(dense, own=True)
-    fit(model, hvd.DistributedOptimizer(OPTIMIZERS["momentum"](), process_set=pair), batches)
-    if not pair.included():
+    fit(model, hvd.DistributedOptimizer(OPTIMIZERS["momentum"](), process_set=first), batches)
+    if not first.included():
         train(alone, OPTIMIZERS["momentum"](), batches)
         np.testing.assert_allclose(model.get_weights()[0], alone.get_weights()[0], rtol=1e-7, atol=1e-7)
-    hvd.remove_process_set(pair)
+    hvd.remove_process_set(first)
 
 
 # ---- TensorFlow 1 ----------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ def v1_weights(batches: Any, make: Callable[[], Any], folder: str | None = None,
             return session.run(variables)
 
 
-@cases.add
+@equivalence.add
 def sessions_of_tensorflow_1_learn_the_same() -> None:
     makers: list[Callable[[], Any]] = [
         lambda: v1.train.GradientDescentOptimizer(0.1),
@@ -247,9 +248,6 @@ def several_passes_of_tensorflow_1_make_a_step() -> None:
 
 @cases.add
 def adasum_combines_the_steps_of_tensorflow_1() -> None:
-    if hvd.size() != 2:
-        return
-
     def one_step(make: Callable[[], Any], batches: Any) -> Any:
         return v1_weights(batches[:1], make)[0]
 
@@ -262,11 +260,24 @@ def adasum_combines_the_steps_of_tensorflow_1() -> None:
     np.testing.assert_allclose(one_step(adasum, data_of(dense, own=True)), want, rtol=1e-7)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    return cases.run(request.param, start, env=ENVIRONMENT)
+cases.include(equivalence)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    return cases.run(2, start, LIMIT, ENVIRONMENT)
 
 
 @pytest.mark.parametrize("case", cases.names())
 def test_cases(outcomes: Outcomes, case: str) -> None:
     outcomes.check(case)
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_three() -> Outcomes:
+    return equivalence.run(3, start, LIMIT, ENVIRONMENT)
+
+
+@pytest.mark.parametrize("case", equivalence.names())
+def test_three_ranks(outcomes_of_three: Outcomes, case: str) -> None:
+    outcomes_of_three.check(case)
