@@ -23,6 +23,7 @@ from horovod import __version__
 from horovod.common.rendezvous.addresses import listen_at
 from horovod.common.rendezvous.caller import Caller
 from horovod.common.rendezvous.connection import Connection
+from horovod.common.rendezvous.encryption import find_encryption
 from horovod.common.rendezvous.hosting import serving
 from horovod.common.rendezvous.loop import Loop
 from horovod.common.rendezvous.messages import (
@@ -39,6 +40,7 @@ from horovod.common.rendezvous.proof import Claim, Purpose
 from horovod.common.rendezvous.server import RendezvousServer, host_key
 
 KEY = host_key(b"a key for measurements", "measurement")
+ENCRYPTION = find_encryption()  # as that of real hosts
 CONFIGURATION = Configuration([], 1 << 27, 1024, False)
 LIMIT_SECONDS = 120.0
 
@@ -76,6 +78,7 @@ class Leader:
             claim=Claim(Purpose.HOST, 0, first, 0),
             first_frame=encode_frame(Kind.HELLO, hello.encode()),
             on_answer=self._on_answer,
+            encryption=ENCRYPTION,
         )
 
     def _on_answer(self, connection: Connection, kind: Kind, body: bytes) -> None:
