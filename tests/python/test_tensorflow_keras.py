@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import Cases, Outcomes, raises
-from ranks import run_ranks
 from tensorflow_arrays import ENVIRONMENT, LIMIT
 
 import horovod.keras
@@ -232,17 +231,3 @@ def outcomes() -> Outcomes:
 @pytest.mark.parametrize("case", cases.names())
 def test_cases(outcomes: Outcomes, case: str) -> None:
     outcomes.check(case)
-
-
-def on_another_backend() -> str:
-    try:
-        hvd.DistributedOptimizer(keras.optimizers.SGD())
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def test_other_backends_of_keras_are_refused_clearly() -> None:
-    (message,) = run_ranks(1, on_another_backend, env={**ENVIRONMENT, "KERAS_BACKEND": "numpy"}, timeout=120)
-    assert "Keras runs on numpy" in message
-    assert "KERAS_BACKEND=tensorflow" in message

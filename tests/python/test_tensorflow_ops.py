@@ -16,9 +16,9 @@ from sweeps import MOVED, REDUCED, expected, make_sets, ops_for, own_rows, value
 from tensorflow_arrays import ENVIRONMENT, LIMIT, same, tensor_of
 from tensorflow_graph_cases import graph_cases
 
+import horovod.numpy
 import horovod.tensorflow as hvd
 from horovod.common.process_sets import ProcessSet
-from horovod.tensorflow import collectives
 
 SIZE = 3
 cases = Cases()
@@ -198,17 +198,17 @@ def mistakes_of_one_rank_are_told_where_they_are_made() -> None:
 
 @cases.add
 def the_same_name_twice_at_once_is_refused() -> None:
-    x = tf.constant([1.0])
-
-    @tf.function
-    def twice() -> Any:
-        return [collectives.allreduce([x], "same", hvd.Sum, 0) for _ in range(2)]
-
+    # The first one, by another binding, is pending until the others have heard that the second was refused.
     if hvd.rank() == 0:
+        handle = horovod.numpy.allreduce_async([1.0], name="same", op=hvd.Sum)
         with raises(tf.errors.InvalidArgumentError, "same name"):
-            twice()
+            hvd.allreduce(tf.constant([1.0]), name="same")
+        hvd.broadcast_object("refused")
+        total = horovod.numpy.synchronize(handle)
     else:
-        assert collectives.allreduce([x], "same", hvd.Sum, 0)[0].numpy().tolist() == [3.0]
+        assert hvd.broadcast_object(None) == "refused"
+        total = horovod.numpy.allreduce([1.0], name="same", op=hvd.Sum)
+    assert total.tolist() == [3.0]
 
 
 # ---- The rest --------------------------------------------------------------------------------------------------------
