@@ -110,7 +110,8 @@ import sys
 import horovod.numpy as hvd
 hvd.init()
 total = hvd.allreduce([float(hvd.rank())], op=hvd.Sum)[0]
-print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), total)
+place = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), total)
+sys.stdout.write(" ".join(map(str, place)) + "\\n")  # at once, since ranks may share the pipe
 """
 
 
