@@ -35,6 +35,8 @@ def send_descriptors(sock: socket.socket, fds: Sequence[int], deadline: float) -
                 break
             except BlockingIOError:
                 _wait(sock, select.POLLOUT, deadline)
+            except ConnectionError:  # in the same words as from whoever reads its end
+                raise ProtocolError("the connection was closed") from None
             except OSError as error:
                 # Too many descriptors under way for this user: the receiver takes them out one by one.
                 if error.errno != errno.ETOOMANYREFS:
@@ -60,6 +62,8 @@ def receive_descriptors(sock: socket.socket, count: int, deadline: float) -> lis
             except BlockingIOError:
                 _wait(sock, select.POLLIN, deadline)
                 continue
+            except ConnectionError:
+                raise ProtocolError("the connection was closed") from None
             except OSError as error:
                 raise ProtocolError(f"the connection failed: {error.strerror}") from None
             for level, kind, payload in ancillary:
