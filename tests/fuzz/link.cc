@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "target.h"
+#include "transport/errors.h"
 
 using namespace hvd;
 

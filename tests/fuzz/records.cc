@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "target.h"
+#include "transport/errors.h"
 
 using namespace hvd;
 

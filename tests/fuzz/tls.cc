@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "target.h"
+#include "transport/errors.h"
 
 using namespace hvd;
 using tls::Libssl;
