@@ -86,7 +86,9 @@ void use_session(const Libssl& libssl, FuzzedDataProvider& input) {
   const uint64_t records_per_key = input.ConsumeIntegralInRange<uint64_t>(1, 4);
   Session from(libssl, Session::Role::kConnecting, key(), records_per_key);
   Session to(libssl, Session::Role::kListening, key(), records_per_key);
-  while (!(from.handshake(from_fd) & to.handshake(to_fd))) {
+  for (bool done = false; !done;) {
+    done = from.handshake(from_fd);
+    done = to.handshake(to_fd) && done;
   }
   Stream sent;
   std::vector<Stream> pieces;
