@@ -175,16 +175,26 @@ def test_output_of_all_machines_is_forwarded_and_saved(cluster: Machines, tmp_pa
         assert (tmp_path / f"logs/rank.{rank}/stdout").read_text().splitlines()[-1] == f"{rank} 19999"
 
 
-def test_a_failure_is_told_even_if_nobody_reads_the_output(cluster: Machines) -> None:
+def test_a_failure_is_told_even_if_nobody_reads_the_output(cluster: Machines, tmp_path: Path) -> None:
     talk = script(
         """
+        full = os.environ["FULL"]
         if rank == 1:
-            time.sleep(1)
+            while not os.path.exists(full): time.sleep(0.01)
             sys.exit(5)
-        while True: os.write(1, b"x" * 99 + b"\\n")
+        os.set_blocking(1, False)
+        last = time.monotonic()
+        while True:
+            try:
+                os.write(1, b"x" * 99 + b"\\n")
+                last = time.monotonic()
+            except BlockingIOError:  # all pipes up to the launcher's are full when nothing goes on any more
+                if time.monotonic() > last + 0.5: open(full, "w").close()
+                time.sleep(0.01)
         """
     )
-    with cluster.launch("-np", "2", "-H", "h2,h3", *talk, HOROVOD_GRACE_SECONDS="1") as launcher:
+    settings = {"FULL": str(tmp_path / "full"), "HOROVOD_GRACE_SECONDS": "1"}
+    with cluster.launch("-np", "2", "-H", "h2,h3", *talk, **settings) as launcher:
         assert launcher.process.stderr is not None
         assert launcher.process.stderr.readline() == b"Process 1 exit with status code 5.\n"
         code, _, err = launcher.finish(60)
