@@ -20,10 +20,18 @@ def _variables_of(optimizer: Any) -> list[Any]:
 
 
 class BroadcastGlobalVariables:
-    """After the first batch, when all variables exist, gives them the root's values."""
+    """After the first batch, gives all variables of model and optimizer the values of one rank.
+
+    So all ranks begin with the same weights, whether those are random or restored from a checkpoint.
+
+    Args:
+        root_rank: The rank whose values are sent.
+        device: Where the operation is to be run.
+        local_variables: Variables that stay each rank's own.
+    """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
-        """Takes the root's rank, where to run, and variables that stay each rank's own."""
+        """Keeps the arguments."""
         super().__init__()
         require_tensorflow_backend("BroadcastGlobalVariablesCallback")
         self.root_rank = root_rank
@@ -48,10 +56,16 @@ class BroadcastGlobalVariables:
 
 
 class MetricAverage:
-    """At the end of every epoch, averages the metrics over the ranks: callbacks that come after this one see that."""
+    """At the end of every epoch, averages the metrics over all ranks.
+
+    Callbacks that look at metrics have to come after it in the list.
+
+    Args:
+        device: Where the operation is to be run.
+    """
 
     def __init__(self, device: str = "") -> None:
-        """Takes where to run."""
+        """Keeps the argument."""
         super().__init__()
         require_tensorflow_backend("MetricAverageCallback")
         self.device = device
@@ -68,7 +82,17 @@ class MetricAverage:
 
 
 class LearningRateSchedule:
-    """Multiplies the learning rate by something that depends on the epoch."""
+    """Sets the learning rate to initial_lr * multiplier(epoch), for some epochs.
+
+    Args:
+        initial_lr: The learning rate without a multiplier.
+        multiplier: A function of the epoch; or a number, whose powers are taken: 1 in the first epoch.
+        start_epoch: The first epoch in which this is done.
+        end_epoch: The first one in which it is not.
+        staircase: Once an epoch; if not, before every batch, with a fractional epoch.
+        momentum_correction: Keep what momentum has added up in step with the learning rate.
+        steps_per_epoch: Batches of an epoch, if Keras can't tell.
+    """
 
     def __init__(
         self,
@@ -80,7 +104,7 @@ class LearningRateSchedule:
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ) -> None:
-        """See the classes that users see."""
+        """Keeps the arguments."""
         super().__init__()
         require_tensorflow_backend("LearningRateScheduleCallback")
         if initial_lr is None:
@@ -141,9 +165,16 @@ class LearningRateSchedule:
 
 
 class LearningRateWarmup(LearningRateSchedule):
-    """Raises the learning rate from that of one process to that of all, over the first epochs, batch by batch.
+    """Raises the learning rate from initial_lr / size to initial_lr over the first epochs, batch by batch.
 
     Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (https://arxiv.org/abs/1706.02677).
+
+    Args:
+        initial_lr: The learning rate at the end: that of one process times the number of ranks.
+        warmup_epochs: How many epochs it takes.
+        momentum_correction: Keep what momentum has added up in step with the learning rate.
+        steps_per_epoch: Batches of an epoch, if Keras can't tell.
+        verbose: 1: say so when the warm-up has ended.
     """
 
     def __init__(
@@ -154,7 +185,7 @@ class LearningRateWarmup(LearningRateSchedule):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """See the classes that users see."""
+        """Keeps the arguments."""
 
         def multiplier(epoch: float) -> float:
             # The last batch of the warm-up has the whole learning rate.

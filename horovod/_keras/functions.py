@@ -36,16 +36,16 @@ def allreduce(
     )
 
 
-def allgather(value: Any, name: str | None) -> Any:
-    """Concatenates the values of all ranks."""
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Concatenates the arrays or tensors of all ranks along the first dimension."""
     return _result(hvd.allgather(tf.convert_to_tensor(value), name=name))
 
 
-def broadcast(value: Any, root_rank: int, name: str | None) -> Any:
-    """The root's value."""
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Returns the root's number, array or tensor."""
     return _result(hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name))
 
 
-def reducescatter(value: Any, name: str | None, op: int) -> Any:
-    """Reduces a value over all ranks, and gives each its rows."""
+def reducescatter(value: Any, name: str | None = None, op: int = hvd.Average) -> Any:
+    """Reduces an array or tensor over all ranks, and gives each of them its own rows of the result."""
     return _result(hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op))

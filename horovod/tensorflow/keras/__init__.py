@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._keras import functions as _functions
+from horovod._keras.functions import allgather, broadcast, reducescatter
+from horovod._keras.functions import allreduce as _allreduce
 from horovod._keras.models import load_model as _load_model
 from horovod._keras.optimizers import distributed as _distributed
 from horovod.common.reduce_ops import Average, Sum
@@ -119,22 +120,7 @@ def allreduce(
         op: Average, Sum, Adasum, Min, Max or Product.
         compression: How the value travels.
     """
-    return _functions.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
-
-
-def allgather(value: Any, name: str | None = None) -> Any:
-    """Concatenates the arrays or tensors of all ranks along the first dimension."""
-    return _functions.allgather(value, name)
-
-
-def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Returns the root's number, array or tensor."""
-    return _functions.broadcast(value, root_rank, name)
-
-
-def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Reduces an array or tensor over all ranks, and gives each of them its own rows of the result."""
-    return _functions.reducescatter(value, name, op)
+    return _allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 
 
 def load_model(
