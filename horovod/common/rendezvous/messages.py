@@ -307,7 +307,7 @@ def decode_accepted(body: bytes) -> tuple[float, int]:
 
 def encode_error(error: BaseException, place: object) -> bytes:
     """Makes the body of FAILED: the reason, by the rank (or server) that gives up."""
-    if isinstance(error, (ValueError, HorovodInternalError)):
+    if isinstance(error, (ValueError, HorovodInternalError)) and str(error):
         text = str(error)
     else:
         text = f"init: {place} gave up: {type(error).__name__}: {error}".removesuffix(": ")
@@ -320,6 +320,8 @@ def decode_error(body: bytes) -> Exception:
     reader = Reader(body)
     wrong_value, text = reader.flag(), reader.text()
     reader.end()
+    if not text:
+        raise ProtocolError("a failure without a reason")
     return ValueError(text) if wrong_value else HorovodInternalError(text)
 
 
