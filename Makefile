@@ -18,8 +18,8 @@ CXX_FILES := $(shell find src tests/cpp tests/fuzz benchmarks -name '*.cc' -o -n
 # More arguments for pytest, e.g. make test PYTEST_ARGS="-k broadcast -x".
 PYTEST_ARGS ?=
 SOAK_MINUTES ?= 60
-# For each fuzz target; and which of them, e.g. FUZZ_TARGETS="link records". None: all.
-FUZZ_SECONDS ?= 20
+# For each fuzz target: seconds, or a number of inputs (2000x); and which of them, e.g. FUZZ_TARGETS="link records".
+FUZZ_LIMIT ?= 20
 FUZZ_TARGETS ?=
 PYTHONS ?= 3.12 3.13
 # Debian packages of tests with several machines, which are namespaces here (tests/python/machines.py, slurm.py).
@@ -111,8 +111,8 @@ sanitize: $(VENV)/.created ## Run the C++ tests under ASan, UBSan and TSan, with
 	@.ci/cpp-tests thread
 
 .PHONY: fuzz
-fuzz: $(VENV)/.installed ## Feed noise to all parsers, FUZZ_SECONDS (20) each (needs clang: Debian's clang, libclang-rt-14-dev)
-	@.ci/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+fuzz: $(VENV)/.installed ## Feed noise to all parsers, FUZZ_LIMIT (20 s) each (needs clang: Debian's clang, libclang-rt-14-dev)
+	@.ci/fuzz $(FUZZ_LIMIT) $(FUZZ_TARGETS)
 
 .PHONY: bench
 bench: $(VENV)/.installed ## Measure against gloo, Open MPI, MPICH and the machine (20 minutes; BENCH_ARGS=--quick: 3)

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import forking
 from waiting import wait_until
 
 from horovod.common.rendezvous.addresses import listen_at
@@ -128,12 +129,11 @@ class Group:
             environment.update(env_of_rank(rank))
             with open(folder / f"stderr.{rank}", "wb") as output:
                 self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, __file__, str(folder), str(rank), str(os.getpid())],
-                        env={name: value for name, value in environment.items() if value is not None},
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=output,
+                    forking.start(
+                        function.__module__,
+                        [str(folder), str(rank), str(os.getpid())],
+                        {name: value for name, value in environment.items() if value is not None},
+                        output,
                     )
                 )
 
@@ -296,7 +296,8 @@ def wait_for_output(rank: int, text: str) -> None:
     wait_until(lambda: text in output.read_text(errors="replace"), f"rank {rank} writes {text!r}", DEFAULT_TIMEOUT)
 
 
-def _main() -> None:
+def main() -> None:
+    """What a rank's process does."""
     folder, rank, parent = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -311,7 +312,3 @@ def _main() -> None:
     result = cloudpickle.dumps((value, error, message))
     (folder / f"part.{rank}").write_bytes(result)
     (folder / f"part.{rank}").rename(folder / f"result.{rank}")
-
-
-if __name__ == "__main__":
-    _main()
