@@ -17,6 +17,8 @@ CXX_FILES := $(shell find src tests/cpp tests/fuzz benchmarks -name '*.cc' -o -n
 
 # More arguments for pytest, e.g. make test PYTEST_ARGS="-k broadcast -x".
 PYTEST_ARGS ?=
+# A worker a core, but not so many that tests with seven ranks starve each other. -n0: one after another.
+PYTEST_PARALLEL ?= -n logical --maxprocesses 4 --dist worksteal
 SOAK_MINUTES ?= 60
 # For each fuzz target: seconds, or a number of inputs (2000x); and which of them, e.g. FUZZ_TARGETS="link records".
 FUZZ_LIMIT ?= 20
@@ -78,7 +80,7 @@ test: test-cpp test-python ## Run all tests: C++ and Python
 .PHONY: test-python
 test-python: $(VENV)/.installed ## Run the Python tests; PYTEST_ARGS="-k name" for some of them
 	@.ci/debian-packages $(TEST_PACKAGES)
-	@cd tests/python && ../../$(BIN)/pytest $(PYTEST_ARGS)
+	@cd tests/python && ../../$(BIN)/pytest $(PYTEST_PARALLEL) $(PYTEST_ARGS)
 
 .PHONY: test-cpp
 test-cpp: $(VENV)/.created ## Run the C++ tests (they need doctest: Debian's doctest-dev)

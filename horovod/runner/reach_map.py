@@ -54,8 +54,9 @@ class ReachMap:
             lines.append(f"  {host} can't be reached by all others:")
             for endpoint in self._endpoints[host]:
                 by_reason: dict[str, list[str]] = {}
-                for by, trouble in self._found[host, endpoint.address].items():
-                    if trouble:
+                found = self._found[host, endpoint.address]
+                for by in self._hosts:  # in the order of the job's hosts, whoever came first
+                    if trouble := found.get(by, ""):
                         by_reason.setdefault(trouble, []).append(by)
                 for trouble, all_by in by_reason.items():
                     more = f" and {len(all_by) - _SHOWN} more" if len(all_by) > _SHOWN else ""

@@ -50,6 +50,7 @@ bool Coordinator::poll() {
   if (ready_count_ > 0 && !stopped_) {
     const Nanoseconds now = settings_.now();
     for (Queue& queue : queues_) {
+      if (std::exchange(queue.grown, false)) queue.last_added = now;
       if (!queue.ids.empty() && must_close(queue, now)) {
         close(queue);
         moved = true;
@@ -311,7 +312,7 @@ void Coordinator::add_ready(uint32_t id, bool wanted) {
   ++queue.seen;
   queue.ids.push_back(id);
   queue.bytes += name.bytes;
-  queue.last_added = settings_.now();
+  queue.grown = true;
   queue.wanted |= wanted;
   ++ready_count_;
 }

@@ -3,11 +3,12 @@
     process = start(module, arguments, env, output)
 
 Importing TensorFlow takes seven seconds of a core, PyTorch three: without this, most of what tests do is import. The
-server imports the module and nothing more, so a framework has no threads and no state yet when it forks. What it forks
-becomes this process's own child (by a grandchild whose parent ends while this process is the reaper), so that it can be
-waited for, has an exit status, and dies with this process.
+server imports the module and those that its FORKED_WITH lists, and does nothing more, so a framework has no threads and
+no state yet when it forks. What it forks becomes this process's own child (by a grandchild whose parent ends while this
+process is the reaper), so that it can be waited for, has an exit status, and dies with this process.
 """
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -105,6 +106,12 @@ class _Server:
 _servers: list[_Server] = []  # the last one; tests of a module follow each other
 
 
+@atexit.register
+def _close() -> None:
+    while _servers:
+        _servers.pop().close()
+
+
 def _early(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not name.startswith(_LATE_VARIABLES)}
 
@@ -112,8 +119,7 @@ def _early(env: dict[str, str]) -> dict[str, str]:
 def start(module: str, arguments: list[str], env: dict[str, str], output: IO[bytes]) -> Forked:
     """Starts ranks.main with these arguments, in a process that has imported the module in this environment."""
     if not _servers or (_servers[0].module, _servers[0].environment) != (module, _early(env)):
-        while _servers:
-            _servers.pop().close()
+        _close()
         _servers.append(_Server(module, env))
     return _servers[0].fork(arguments, env, output)
 
@@ -168,7 +174,8 @@ def _main() -> None:
     module, control, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.insert(0, str(Path(__file__).parent))
-    importlib.import_module(module)
+    for name in getattr(importlib.import_module(module), "FORKED_WITH", ()):
+        importlib.import_module(name)
     ranks = importlib.import_module("ranks")
     gc.freeze()
     if _fork_as_told(socket.socket(fileno=control), parent):
