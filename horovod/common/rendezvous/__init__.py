@@ -12,6 +12,8 @@
     table.py          what hosts say -> the table of all ranks, or their contradiction
     wiring.py         what the engine gets in the end
     door.py           the listening side of every connection
+    gate.py           how many may wait there
+    refusals.py       telling who was turned away
     caller.py         its connecting side
     connection.py     frames and exact reads in a loop
     descriptors.py    descriptors over a Unix socket

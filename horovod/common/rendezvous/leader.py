@@ -76,7 +76,14 @@ class Leader:
         self._door: Door | None = None
         if rank.place.local_size > 1:
             listener = self._listen()
-            self._door = Door(self._loop, listener, rank.local_key, admits=_is_local, on_guest=self._on_hello)
+            self._door = Door(
+                self._loop,
+                listener,
+                rank.local_key,
+                admits=_is_local,
+                on_guest=self._on_hello,
+                on_refused=rank.refusals.add,
+            )
 
     def close(self) -> None:
         """Closes every connection."""

@@ -23,15 +23,16 @@ links are there.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from horovod.common.rendezvous.addresses import BACKLOG
 from horovod.common.rendezvous.caller import Caller
 from horovod.common.rendezvous.connection import Connection
-from horovod.common.rendezvous.door import MAX_STRANGERS, Door
+from horovod.common.rendezvous.door import Door
 from horovod.common.rendezvous.encoding import ProtocolError
 from horovod.common.rendezvous.encryption import PLAIN, Encryption
+from horovod.common.rendezvous.gate import MAX_STRANGERS
 from horovod.common.rendezvous.loop import Loop
 from horovod.common.rendezvous.messages import Endpoint, Kind, encode_accepted, encode_frame
 from horovod.common.rendezvous.proof import Claim, Key, Purpose
@@ -67,8 +68,19 @@ class Mesh:
         key: Key,
         *,
         encryption: Encryption = PLAIN,
+        on_refused: Callable[[str, str], object] = lambda _peer, _reason: None,
     ) -> None:
-        """Begins to listen and to connect; takes the listening socket over."""
+        """Begins to listen and to connect; takes the listening socket over.
+
+        Args:
+            loop: Where everything is watched.
+            rank: This one.
+            table: Who the others are, and where they listen.
+            listener: Where this one does.
+            key: What all prove.
+            encryption: Which connections are to be encrypted.
+            on_refused: Called with who it was and the reason when a connection failed to prove the key.
+        """
         self._loop, self._rank, self._table = loop, rank, table
         self._encryption = encryption
         self._sessions: dict[int, TlsSession] = {}  # by descriptor
@@ -83,6 +95,7 @@ class Mesh:
             key,
             admits=self._admits,
             on_guest=self._on_guest,
+            on_refused=on_refused,
             max_strangers=max(MAX_STRANGERS, 2 * len(self._awaited)),
             encryption=encryption,
         )

@@ -54,6 +54,13 @@ class Claim:
     receiver: int  # rank; 0 for the server
     encrypts: bool = False  # the sender, if the receiver does
 
+    def __str__(self) -> str:
+        """The claim in words."""
+        return (
+            f"a {self.purpose.name} connection of rank {self.sender} to rank {self.receiver} in generation "
+            f"{self.generation}"
+        )
+
 
 def encode_opening(claim: Claim, challenge: bytes) -> bytes:
     """Makes the first bytes of a connection."""

@@ -38,9 +38,10 @@ from collections.abc import Callable, Iterable, Sequence
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.attempt import STEPS, Attempt, Leader, State
 from horovod.common.rendezvous.connection import Connection
-from horovod.common.rendezvous.door import MAX_STRANGERS, Door
+from horovod.common.rendezvous.door import Door
 from horovod.common.rendezvous.encoding import ProtocolError
 from horovod.common.rendezvous.encryption import Encryption, check_alike, find_encryption
+from horovod.common.rendezvous.gate import MAX_STRANGERS
 from horovod.common.rendezvous.loop import Loop
 from horovod.common.rendezvous.messages import (
     HostHello,
@@ -52,13 +53,12 @@ from horovod.common.rendezvous.messages import (
     read_version,
 )
 from horovod.common.rendezvous.proof import Claim, Key, Purpose
+from horovod.common.rendezvous.refusals import Refusals
 from horovod.common.rendezvous.table import Host, check_host, check_members, check_version, make_table
 from horovod.common.rendezvous.times import GRACE_SECONDS, STEP_SECONDS
 
 # How long a leader may take to hear the end of an attempt.
 _GOODBYE_SECONDS = 5.0
-# Strangers are told about, but a port scanner must not fill the log.
-_TOLD_STRANGERS = 10
 
 
 class RendezvousServer:
@@ -66,7 +66,6 @@ class RendezvousServer:
 
     Attributes:
         loop: In which it runs.
-        tell: Called with what an administrator should know.
         bytes_sent: What was said to leaders, in bytes, over all attempts.
     """
 
@@ -93,10 +92,8 @@ class RendezvousServer:
         """
         self.bytes_sent = 0
         self.loop = Loop()
-        self.tell = tell
         self._once = once
         self._encryption = find_encryption() if encryption is None else encryption
-        self._told_strangers = 0
         self._host_of_rank = host_of_rank
         self._attempt: Attempt | None = None
         self._last_failure = ""
@@ -107,7 +104,7 @@ class RendezvousServer:
             key,
             admits=_is_for_host,
             on_guest=self._on_hello,
-            on_refused=self._on_refused,
+            on_refused=Refusals("rendezvous", tell).add,
             max_strangers=max(MAX_STRANGERS, 2 * len(set(host_of_rank))),
             encryption=self._encryption,
         )
@@ -211,12 +208,6 @@ class RendezvousServer:
 
     def _on_lost(self, leader: Leader, reason: str) -> None:
         self._fail_with(HorovodInternalError(lost(leader, reason)))
-
-    def _on_refused(self, peer: str, reason: str) -> None:
-        self._told_strangers += 1
-        if self._told_strangers <= _TOLD_STRANGERS:
-            last = " (further ones are not told)" if self._told_strangers == _TOLD_STRANGERS else ""
-            self.tell(f"rendezvous: turned a connection from {peer} away: {reason}{last}")
 
     # ---- What becomes of it ------------------------------------------------------------------------------------------
 
