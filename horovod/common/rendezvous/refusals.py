@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 TOLD_EACH = 10
 # The addresses that are kept apart; the rest counts as one.
 MAX_ADDRESSES = 64
-_OTHERS = "other addresses"
+_OTHERS = "many addresses"
 
 
 class Refusals:
@@ -31,7 +31,7 @@ class Refusals:
         count = self._counts[name] = self._counts.get(name, 0) + 1
         if count > TOLD_EACH and not _is_power_of_ten(count):
             return
-        among = "" if name == peer else f", one of {name}"
+        among = "" if name == peer else f", one of {name},"
         rest = ""
         if count == TOLD_EACH:
             rest = f" (further ones from {'there' if name == peer else name} are counted, and few of them told)"
