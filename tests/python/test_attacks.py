@@ -5,10 +5,10 @@ checklist (docs/security.md says more):
 
   - CVE-2022-0315, insecure temporary files: there are none here (`test_the_package_makes_no_temporary_files`), and the
     sockets within a host know which user comes (`another_user`).
-  - CVE-2024-10190, a port that unpickled what anyone sent to it: nothing is parsed before the key is proved, and nothing
-    is unpickled at a port (`attacks.pickles`, sent to all of them).
-  - CVE-2026-31234: no text of it was at hand when this was written. Whatever it was that came in through a port is among
-    the attacks, or belongs there.
+  - CVE-2024-10190, a port that unpickled what anyone sent to it: nothing is parsed before the key is proved, and
+    nothing is unpickled at a port (`attacks.pickles`, sent to all of them).
+  - CVE-2026-31234: no text of it was at hand when this was written. If it came in through a port it is among the
+    attacks, or belongs there.
 """
 
 from __future__ import annotations

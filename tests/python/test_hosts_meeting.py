@@ -12,9 +12,12 @@ from ranks import run_ranks
 import horovod.numpy as hvd
 from horovod.common.environment import read_identity, read_network, read_tunables
 from horovod.common.rendezvous.meeting import meet
+from horovod.common.rendezvous.tree import FANOUT
 from horovod.common.rendezvous.wiring import Wiring
 
 LAYOUTS = [[1, 1], [2, 2], [3, 1], [1, 2], [1, 1, 1], [2, 1, 2], [1, 2, 1, 1], [2, 2, 2, 2]]
+# So many that some get the table from others (tree.py).
+LAYOUTS.append([2] + [1] * FANOUT)
 
 
 def exchange(fds: Sequence[int], text: bytes) -> list[bytes]:

@@ -7,6 +7,7 @@
     attempt.py        one attempt of theirs
     server_line.py    a leader's connection to it
     hosting.py        the server in a thread, where there is no launcher
+    tree.py           how the table reaches all hosts
     mesh.py           connections between ranks of different hosts
     rank.py           what a rank is at a meeting
     table.py          what hosts say -> the table of all ranks, or their contradiction

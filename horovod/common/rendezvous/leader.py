@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from horovod import _core
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.rendezvous import tree
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.descriptors import open_pidfd, receive_some, send_descriptors
 from horovod.common.rendezvous.door import Door, peer_credentials
@@ -25,6 +26,7 @@ from horovod.common.rendezvous.messages import (
     Kind,
     Member,
     Report,
+    Source,
     decode_error,
     decode_flags,
     encode_accepted,
@@ -273,7 +275,13 @@ class Leader:
             for hello, pid in zip(hellos, pids, strict=True)
         ]
         self._line.say(Kind.REPORT, Report(own.configuration, last, members).encode())
-        return Table.decode(self._line.expect(Kind.TABLE, self._line.seconds_left() + 2 * GRACE_SECONDS))
+        seconds = self._line.seconds_left() + 2 * GRACE_SECONDS
+        kind, body = self._line.expect_one_of((Kind.TABLE, Kind.SOURCE), seconds)
+        if kind is Kind.SOURCE:
+            body = tree.fetch(self._loop, Source.decode(body), place, self._rank.host_key, self._rank.encryption)
+        table = Table.decode(body)
+        self._rank.listen(table)
+        return table
 
     def hand_over(self, wiring: Wiring, host: int) -> None:
         """Gives every follower the descriptors, one after the other, so that few are under way at a time."""

@@ -42,6 +42,7 @@ class Purpose(enum.IntEnum):
     HOST = 2  # the leader of a host to the rendezvous server
     DATA = 3  # a rank to a lower one on another host
     CONTROL = 4  # the leader of a host to rank 0
+    TABLE = 5  # the leader of a host to another that passes the table on
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from horovod.common.rendezvous.messages import NOWHERE, Configuration, Hello, Pl
 from horovod.common.rendezvous.proof import Key
 from horovod.common.rendezvous.refusals import Refusals
 from horovod.common.rendezvous.server import host_key
+from horovod.common.rendezvous.table import Table
 from horovod.common.rendezvous.times import STEP_SECONDS
 from horovod.common.rendezvous.wiring import Wiring
 
@@ -40,6 +41,7 @@ class Rank:
         listener: Where it will listen for ranks of other hosts, if there are any.
         encryption: Which connections with them are encrypted.
         refusals: Tells whom it turned away.
+        mesh: Its connections with them, once it has the table.
     """
 
     loop: Loop
@@ -51,6 +53,7 @@ class Rank:
     listener: socket.socket | None
     encryption: Encryption
     refusals: Refusals
+    mesh: Mesh | None = None
 
     @classmethod
     def make(
@@ -91,22 +94,30 @@ class Rank:
         """Where it stands in the job."""
         return self.hello.place
 
+    def listen(self, table: Table) -> None:
+        """Lets ranks of other hosts connect, and pass the table on."""
+        assert self.listener is not None
+        self.mesh = Mesh(
+            self.loop,
+            self.place.rank,
+            table,
+            self.listener,
+            self.host_key,
+            encryption=self.encryption,
+            on_refused=self.refusals.add,
+        )
+
     def link(self, wiring: Wiring) -> None:
         """Connects to the ranks of the other hosts.
 
         Raises:
             HorovodInternalError: Not all of them could be reached.
         """
-        assert self.listener is not None
-        mesh = Mesh(
-            self.loop,
-            self.place.rank,
-            wiring.table,
-            self.listener,
-            self.host_key,
-            encryption=self.encryption,
-            on_refused=self.refusals.add,
-        )
+        if self.mesh is None:
+            self.listen(wiring.table)
+        mesh = self.mesh
+        assert mesh is not None
+        mesh.connect()
         try:
             if not self.loop.run_until(mesh.is_complete, time.monotonic() + STEP_SECONDS):
                 raise HorovodInternalError(
@@ -119,6 +130,8 @@ class Rank:
 
     def close(self) -> None:
         """Closes what it holds."""
+        if self.mesh is not None:
+            self.mesh.close()
         if self.listener is not None:
             self.listener.close()
         self.loop.close()

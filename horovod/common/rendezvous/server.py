@@ -2,13 +2,13 @@
 
 It runs in the launcher, or in rank 0's process where there is no launcher (hosting.py). Only the leader of each host
 (its local rank 0) talks to it, so it has as many connections as there are hosts; followers talk to their leader
-(leader.py). Everything it sends is the table of all ranks, once to each host. One attempt:
+(leader.py). The table of all ranks goes to a few hosts, which pass it on (tree.py). One attempt:
 
     leader                              server
     HELLO (its place, its time)    -->  at once, while it still waits for the ranks of its host
                                    <--  ACCEPTED (seconds that the server will still wait)
     REPORT (all ranks of the host) -->  until every rank is there, once, or the time is over
-                                   <--  TABLE (generation, hosts, ranks, where each listens)
+                                   <--  TABLE (generation, hosts, ranks, where each listens), or SOURCE (who has it)
     its ranks connect to all others
     LINKED                         -->  all linked
                                    <--  GO
@@ -36,6 +36,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.rendezvous import tree
 from horovod.common.rendezvous.attempt import STEPS, Attempt, Leader, State
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.door import Door
@@ -169,7 +170,7 @@ class RendezvousServer:
         attempt.add(leader)
         connection.on_frame = lambda kind, body: self._on_frame(leader, kind, body)
         connection.on_closed = lambda reason: self._on_lost(leader, reason)
-        self._say([leader], Kind.ACCEPTED, encode_accepted(max(0.0, attempt.deadline - time.monotonic())))
+        self._say(leader, Kind.ACCEPTED, encode_accepted(max(0.0, attempt.deadline - time.monotonic())))
 
     def _check_newcomer(self, hello: HostHello) -> None:
         attempt = self._attempt
@@ -215,23 +216,24 @@ class RendezvousServer:
         """Takes the next step if everyone has said what it needs."""
         if not all(leader.has_said_it for leader in attempt.leaders.values()):
             return
-        body = b""
+        _, answer, following = STEPS[attempt.state]
+        if following is None:
+            self._end(answer, b"")
+            return
+        leaders = [leader for _, leader in sorted(attempt.leaders.items())]
+        answers: Sequence[tuple[Kind, bytes]] = [(answer, b"")] * len(leaders)
         if attempt.state is State.GATHERING:
             if not attempt.is_everyone_there():
                 return
             try:
-                body = make_table(attempt.hosts()).encode()
+                answers = tree.messages_for_hosts(make_table(attempt.hosts()))
             except (ValueError, HorovodInternalError) as error:
                 self._fail_with(error)
                 return
-        _, answer, following = STEPS[attempt.state]
-        if following is None:
-            self._end(answer, body)
-            return
         attempt.state = following
-        for leader in attempt.leaders.values():
+        for leader, (kind, body) in zip(leaders, answers, strict=True):
             leader.has_said_it = False
-        self._say(attempt.leaders.values(), answer, body)
+            self._say(leader, kind, body)
         self._set_deadline(attempt, STEP_SECONDS + 2 * GRACE_SECONDS)
 
     def _check(self, check: Callable[[], None]) -> bool:
@@ -274,10 +276,9 @@ class RendezvousServer:
             self._door.close()
         self._say_goodbye([leader.connection for leader in attempt.leaders.values()], kind, body)
 
-    def _say(self, leaders: Iterable[Leader], kind: Kind, body: bytes) -> None:
-        for leader in leaders:
-            self.bytes_sent += len(body)
-            leader.connection.say(kind, body)
+    def _say(self, leader: Leader, kind: Kind, body: bytes) -> None:
+        self.bytes_sent += len(body)
+        leader.connection.say(kind, body)
 
     def _say_goodbye(self, connections: Iterable[Connection], kind: Kind, body: bytes) -> None:
         self._goodbyes = [connection for connection in self._goodbyes if connection.is_open()]
