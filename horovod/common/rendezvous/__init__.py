@@ -3,6 +3,7 @@
     meeting.py        what init calls: who leads, who follows; the protocol within a host
     leader.py         the side of a host's local rank 0
     follower.py       the side of its other ranks
+    latecomers.py     those who come when all is over
     server.py         where the leaders of several hosts meet; the protocol between hosts
     attempt.py        one attempt of theirs
     server_line.py    a leader's connection to it

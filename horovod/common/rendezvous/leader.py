@@ -5,7 +5,6 @@ wait: a stranger that says nothing holds up nobody, and the first thing that goe
 """
 
 import contextlib
-import errno
 import os
 import socket
 import time
@@ -15,10 +14,12 @@ from dataclasses import dataclass, field
 from horovod import _core
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous import tree
+from horovod.common.rendezvous.addresses import listen_locally
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.descriptors import open_pidfd, receive_some, send_descriptors
 from horovod.common.rendezvous.door import Door, peer_credentials
 from horovod.common.rendezvous.encoding import ProtocolError
+from horovod.common.rendezvous.latecomers import Latecomers, ignore
 from horovod.common.rendezvous.loop import READ, Loop
 from horovod.common.rendezvous.messages import (
     NOWHERE,
@@ -75,9 +76,14 @@ class Leader:
         self._followers: dict[int, _Follower] = {}  # by local rank
         self._left: dict[int, _Follower] = {}  # those that closed their connection; their pidfds are still watched
         self._gathering = True
+        self._failing = False
+        self._latecomers = Latecomers()
+        self._sent_away = 0  # ranks that contradicted us
+        # One failed or died: then whoever has started it will end the others, or start them anew.
+        self._has_lost_a_rank = False
         self._door: Door | None = None
         if rank.place.local_size > 1:
-            listener = self._listen()
+            listener = listen_locally(rank.local_address, self._deadline, rank.place)
             self._door = Door(
                 self._loop,
                 listener,
@@ -93,31 +99,11 @@ class Leader:
             self._door.close()
         for follower in (*self._followers.values(), *self._left.values()):
             self._forget(follower)
+        self._latecomers.close()
         if self._line is not None:
             self._line.close()
 
     # ---- Gathering ---------------------------------------------------------------------------------------------------
-
-    def _listen(self) -> socket.socket:
-        """Takes the address, waiting for an earlier owner to let go of it."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            while True:
-                try:
-                    listener.bind(self._rank.local_address)
-                    break
-                except OSError as error:
-                    if error.errno != errno.EADDRINUSE or time.monotonic() > self._deadline:
-                        raise HorovodInternalError(
-                            f"init: {self._rank.place} can't listen for the other ranks: {error.strerror}. "
-                            "Does another job run with the same HOROVOD_JOB_ID?"
-                        ) from None
-                time.sleep(0.02)
-            listener.listen(1024)
-        except BaseException:
-            listener.close()
-            raise
-        return listener
 
     def gather(self) -> None:
         """Returns when all ranks of the host have arrived.
@@ -140,6 +126,9 @@ class Leader:
         """Takes in a rank that has proved the key and says who it is."""
         if kind is not Kind.HELLO:
             raise ProtocolError(f"expected HELLO, got {kind.name}")
+        if self._failing:
+            self._latecomers.add(connection)
+            return
         pid, _uid = peer_credentials(connection.sock)
         try:
             check_version(f"pid {pid}", read_version(body), self._rank.place, self._rank.hello.version)
@@ -148,6 +137,7 @@ class Leader:
             self._replace(self._followers.get(hello.place.local_rank), pid)
         except (ValueError, HorovodInternalError) as error:
             connection.say(Kind.FAILED, encode_error(error, self._rank.place))
+            self._sent_away += 1
             raise
         returned = self._left.pop(hello.place.local_rank, None)
         if returned is not None:
@@ -214,6 +204,7 @@ class Leader:
 
     def _on_frame(self, follower: _Follower, kind: Kind, body: bytes) -> None:
         if kind is Kind.FAILED:
+            self._has_lost_a_rank = True
             raise decode_error(body)
         if follower.may_say[:1] != [kind]:
             wanted = follower.may_say[0].name if follower.may_say else "nothing"
@@ -233,6 +224,7 @@ class Leader:
 
     def _on_death(self, follower: _Follower) -> None:
         if self._gathering:
+            self._has_lost_a_rank = True
             raise HorovodInternalError(f"init: {follower}, died before all ranks had arrived; see its output.")
         raise HorovodInternalError(lost(follower, "it died"))
 
@@ -347,15 +339,17 @@ class Leader:
         for follower in self._followers.values():
             if follower.connection.is_open():
                 follower.connection.say(Kind.FAILED, reason)
+        # Who presses Ctrl-C does not want to wait.
+        if self._gathering and isinstance(error, Exception) and not self._has_lost_a_rank:
+            missing = self._rank.place.local_size - 1 - len(self._followers) - self._sent_away
+            self._latecomers.tell(self._loop, reason, missing, self._deadline)
         return error
 
     def _be_deaf(self) -> None:
         """Whatever else goes wrong now is a consequence."""
-        if self._door is not None:
-            self._door.close()
+        self._failing = True
         for follower in (*self._followers.values(), *self._left.values()):
-            follower.connection.on_frame = lambda _kind, _body: None
-            follower.connection.on_closed = lambda _reason: None
+            ignore(follower.connection)
             if follower.pidfd >= 0:
                 self._loop.forget(follower.pidfd)
 
