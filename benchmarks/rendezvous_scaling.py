@@ -2,47 +2,26 @@
 
     python rendezvous_scaling.py [--hosts 2 10 100 1000] [--ranks-per-host 1 8] [--output DIR]
 
-The real server and, for every host, the real connecting side of its leader, all in this process and over real
-sockets; only the ranks behind the leaders are not there. The time is that of one core which plays all of them: on a
-cluster every leader has its own.
+The real server and, for every host, the real connections of its leader, encrypted as they are between machines; all in
+this process and over real sockets, only the ranks behind the leaders are not there. The time is that of one core which
+plays all of them: on a cluster every leader has its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from horovod import __version__
-from horovod.common.rendezvous.addresses import listen_at
-from horovod.common.rendezvous.caller import Caller
-from horovod.common.rendezvous.connection import Connection
-from horovod.common.rendezvous.encryption import find_encryption
-from horovod.common.rendezvous.hosting import serving
-from horovod.common.rendezvous.loop import Loop
-from horovod.common.rendezvous.messages import (
-    Configuration,
-    Endpoint,
-    HostHello,
-    Kind,
-    Member,
-    Place,
-    Report,
-    encode_frame,
-)
-from horovod.common.rendezvous.proof import Claim, Purpose
-from horovod.common.rendezvous.server import RendezvousServer, host_key
+from simulated_hosts import KEY, meet
 
-KEY = host_key(b"a key for measurements", "measurement")
-ENCRYPTION = find_encryption()  # as that of real hosts
-CONFIGURATION = Configuration([], 1 << 27, 1024, False)
-LIMIT_SECONDS = 120.0
+from horovod.common.rendezvous.addresses import listen_at
+from horovod.common.rendezvous.hosting import serving
+from horovod.common.rendezvous.server import RendezvousServer
 
 
 @dataclass(frozen=True)
@@ -52,50 +31,9 @@ class Measurement:
     hosts: int
     ranks: int
     connections: int
-    bytes_sent: int
+    bytes_sent: int  # by the server
+    bytes_passed_on: int  # by the host that passes on most
     seconds: float
-
-
-class Leader:
-    """The leader of a host."""
-
-    def __init__(self, loop: Loop, address: tuple[str, int], index: int, local_size: int, hosts: int) -> None:
-        """Begins to connect."""
-        first = index * local_size
-        place = Place(first, hosts * local_size, 0, local_size, index, hosts, f"host{index}")
-        members = [
-            Member(first + local, index, hosts, os.getpid(), Endpoint("10.0.0.1", 1000 + local))
-            for local in range(local_size)
-        ]
-        self.is_done = False
-        self._report = Report(CONFIGURATION, 0, members)
-        self._connection: Connection | None = None
-        hello = HostHello(__version__, place, os.getpid(), LIMIT_SECONDS)
-        self._caller = Caller(
-            loop,
-            [(socket.AF_INET, address)],
-            KEY,
-            claim=Claim(Purpose.HOST, 0, first, 0),
-            first_frame=encode_frame(Kind.HELLO, hello.encode()),
-            on_answer=self._on_answer,
-            encryption=ENCRYPTION,
-        )
-
-    def _on_answer(self, connection: Connection, kind: Kind, body: bytes) -> None:
-        self._connection = connection
-        connection.on_frame = self._on_frame
-        self._on_frame(kind, body)
-
-    def _on_frame(self, kind: Kind, _body: bytes) -> None:
-        assert self._connection is not None
-        answers = {Kind.ACCEPTED: (Kind.REPORT, self._report.encode()), Kind.TABLE: (Kind.LINKED, b"")}
-        answers[Kind.GO] = (Kind.STARTED, b"")
-        if kind in answers:
-            self._connection.say(*answers[kind])
-        else:
-            assert kind is Kind.DONE, f"the server said {kind.name}"
-            self.is_done = True
-            self._connection.close()
 
 
 def measure(hosts: int, local_size: int) -> Measurement:
@@ -104,22 +42,22 @@ def measure(hosts: int, local_size: int) -> Measurement:
     address: tuple[str, int] = listener.getsockname()
     server = RendezvousServer(listener, KEY, [f"host{rank // local_size}" for rank in range(hosts * local_size)])
     with serving(server):
-        loop = Loop()
         start = time.monotonic()
-        leaders = [Leader(loop, address, index, local_size, hosts) for index in range(hosts)]
-        if not loop.run_until(lambda: all(leader.is_done for leader in leaders), start + LIMIT_SECONDS):
-            raise TimeoutError(f"{hosts} hosts did not meet within {LIMIT_SECONDS:g} s")
+        made = meet(address, hosts, local_size)
         seconds = time.monotonic() - start
-        loop.close()
-    return Measurement(hosts, hosts * local_size, hosts, server.bytes_sent, seconds)
+    passed_on = max(host.bytes_passed_on for host in made)
+    return Measurement(hosts, hosts * local_size, hosts, server.bytes_sent, passed_on, seconds)
 
 
 def table(measurements: Sequence[Measurement]) -> str:
     """The measurements as Markdown."""
-    lines = ["| hosts | ranks | connections | bytes sent | bytes per host | seconds |", "|--:|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| hosts | ranks | connections | bytes sent | bytes per rank | most bytes passed on by a host | seconds |",
+        "|--:|--:|--:|--:|--:|--:|--:|",
+    ]
     lines += [
-        f"| {m.hosts:,} | {m.ranks:,} | {m.connections:,} | {m.bytes_sent:,} | {m.bytes_sent // m.hosts:,} "
-        f"| {m.seconds:.2f} |"
+        f"| {m.hosts:,} | {m.ranks:,} | {m.connections:,} | {m.bytes_sent:,} | {m.bytes_sent // m.ranks:,} "
+        f"| {m.bytes_passed_on:,} | {m.seconds:.2f} |"
         for m in measurements
     ]
     return "\n".join(lines)
@@ -162,7 +100,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 2 * max(arguments.hosts) + 100  # Both ends of every connection are here.
+    needed = 5 * max(arguments.hosts) + 100  # Both ends of every connection are here, and of those between hosts.
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(files, needed), most), most))
     arguments.output.mkdir(parents=True, exist_ok=True)
     everything = []

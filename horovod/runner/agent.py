@@ -149,7 +149,7 @@ class Agent:
         self._credentials = Credentials(fields.get("job_id", str), fields.get("secret_key", str))
         wanted = fields.texts("interfaces")
         key = probe_key(self._credentials.secret_key, self._credentials.job_id)
-        self._listener = ProbeListener(self._loop, key, self._host, own_addresses(wanted))
+        self._listener = ProbeListener(self._loop, key, self._host, own_addresses(wanted), self.on_word)
         endpoints = [[e.interface, e.address, e.port] for e in self._listener.endpoints]
         self._say(Kind.LISTENING, endpoints=endpoints)
 

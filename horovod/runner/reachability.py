@@ -7,13 +7,14 @@ the same address, say that of a bridge for containers, and would reach themselve
     connecting -> listening    32 random bytes
     listening -> connecting    HMAC(probe key, these bytes, name of the host)
 
-The probe key is derived from the job's, and good for nothing else.
+The probe key is derived from the job's, and good for nothing else. Who connects proves nothing: whoever says 32 bytes
+gets their proof, and nothing else is read from it. How many may come is limited (gate.py), and a probe that was turned
+away because of that is made again.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import hmac
 import ipaddress
@@ -25,14 +26,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from horovod.common.rendezvous.addresses import listen_at, resolve
-from horovod.common.rendezvous.connection import Connection
+from horovod.common.rendezvous.connection import CLOSED, Connection
 from horovod.common.rendezvous.encoding import ProtocolError
-from horovod.common.rendezvous.loop import READ, WRITE, Loop
+from horovod.common.rendezvous.gate import Crowd, Gate
+from horovod.common.rendezvous.loop import WRITE, Loop, Timer
+from horovod.common.rendezvous.refusals import Refusals
 
 # A lost packet of a handshake is sent again after 1 and after 3 s.
 PROBE_SECONDS = 5.0
 _SIZE = 32
 _MAX_STRANGERS = 1024
+# A connection that ends before the proof has come is made again, so often and after so long.
+_RETRIES = 10
+_RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -97,48 +103,72 @@ def _proof(key: bytes, challenge: bytes, host: str) -> bytes:
 class ProbeListener:
     """Listens at addresses of this machine and answers every challenge."""
 
-    def __init__(self, loop: Loop, key: bytes, host: str, addresses: Sequence[tuple[str, str]]) -> None:
-        """Begins; an address that can't be listened at is left out of `endpoints`."""
+    def __init__(
+        self,
+        loop: Loop,
+        key: bytes,
+        host: str,
+        addresses: Sequence[tuple[str, str]],
+        tell: Callable[[str], object] = lambda _text: None,
+    ) -> None:
+        """Begins; an address that can't be listened at is left out of `endpoints`.
+
+        Args:
+            loop: Where everything is watched.
+            key: See `probe_key`.
+            host: The name of this host in the job.
+            addresses: Interfaces and addresses.
+            tell: Called with what an administrator should know.
+        """
         self.endpoints: list[Endpoint] = []
         self._loop, self._key, self._host = loop, key, host
-        self._listeners: list[socket.socket] = []
-        self._connections: dict[Connection, None] = {}  # Oldest first.
+        self._refusals = Refusals(f"probe of host {host}", tell, quiet_about=(CLOSED,))
+        self._gates: list[Gate] = []
+        self._timers: dict[Connection, Timer] = {}
+        self._crowd: Crowd[Connection] = Crowd(_MAX_STRANGERS)
         for interface, address in addresses:
             try:
                 listener = listen_at(address, 0)
             except OSError:
                 continue
-            listener.setblocking(False)
-            self._listeners.append(listener)
             self.endpoints.append(Endpoint(interface, address, listener.getsockname()[1]))
-            loop.watch(listener.fileno(), READ, functools.partial(self._accept, listener))
+            self._gates.append(Gate(loop, listener, self._crowd, self._meet, self._refusals.add))
 
     def close(self) -> None:
         """Listens no more."""
-        for connection in self._connections:
-            connection.close()
-        self._connections.clear()
-        for listener in self._listeners:
-            self._loop.forget(listener.fileno())
-            listener.close()
-        self._listeners.clear()
+        for connection in list(self._timers):
+            self._drop(connection)
+        for gate in self._gates:
+            gate.close()
+        self._gates.clear()
 
-    def _accept(self, listener: socket.socket, _events: int) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            return
-        if len(self._connections) >= _MAX_STRANGERS:
-            oldest = next(iter(self._connections))
-            self._connections.pop(oldest)
-            oldest.close()
-        connection = Connection(sock, self._loop, lambda _reason: self._connections.pop(connection, None))
-        self._connections[connection] = None
+    def _meet(self, sock: socket.socket, peer: str) -> None:
+        connection = Connection(sock, self._loop, lambda reason: self._refuse(connection, peer, reason))
+        self._timers[connection] = self._loop.at(
+            time.monotonic() + PROBE_SECONDS,
+            lambda: self._refuse(connection, peer, f"it has not gone after {PROBE_SECONDS:g} s"),
+        )
+        crowded_out = self._crowd.add(connection, peer)
+        if crowded_out is not None:
+            self._drop(crowded_out)
         connection.expect(_SIZE, lambda challenge: self._answer(connection, challenge))
 
     def _answer(self, connection: Connection, challenge: bytes) -> None:
         connection.send(_proof(self._key, challenge, self._host))
-        connection.expect(1, lambda _byte: None)  # Until the other side closes it.
+        connection.expect(1, _expect_nothing)  # Until the other side closes it.
+
+    def _refuse(self, connection: Connection, peer: str, reason: str) -> None:
+        self._drop(connection)
+        self._refusals.add(peer, reason)
+
+    def _drop(self, connection: Connection) -> None:
+        self._timers.pop(connection).cancel()
+        self._crowd.remove(connection)
+        connection.close()
+
+
+def _expect_nothing(_byte: bytes) -> None:
+    raise ProtocolError("it does not speak this protocol")
 
 
 class Prober:
@@ -164,6 +194,7 @@ class Prober:
         self._timer = loop.at(time.monotonic() + PROBE_SECONDS, self._give_up)
         self._connecting: dict[tuple[str, str], socket.socket] = {}
         self._connections: dict[tuple[str, str], Connection] = {}
+        self._retries: dict[tuple[str, str], int] = {}
         self._pending = {(host, endpoint.address) for host, endpoints in targets.items() for endpoint in endpoints}
         for host, endpoints in targets.items():
             for endpoint in endpoints:
@@ -192,9 +223,9 @@ class Prober:
         if code not in (0, errno.EINPROGRESS):
             self._fail_to_connect(target, code)
             return
-        self._loop.watch(sock.fileno(), WRITE, lambda _events: self._connected(target))
+        self._loop.watch(sock.fileno(), WRITE, lambda _events: self._connected(target, port))
 
-    def _connected(self, target: tuple[str, str]) -> None:
+    def _connected(self, target: tuple[str, str], port: int) -> None:
         sock = self._connecting[target]
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         self._loop.forget(sock.fileno())
@@ -203,7 +234,7 @@ class Prober:
             return
         del self._connecting[target]
         challenge = secrets.token_bytes(_SIZE)
-        connection = Connection(sock, self._loop, lambda reason: self._end(target, reason))
+        connection = Connection(sock, self._loop, lambda reason: self._on_closed(target, port, reason))
         self._connections[target] = connection
         connection.send(challenge)
         connection.expect(_SIZE, lambda proof: self._check(target, challenge, proof))
@@ -212,6 +243,19 @@ class Prober:
         if not hmac.compare_digest(proof, _proof(self._key, challenge, target[0])):
             raise ProtocolError("somebody else has this address")
         self._end(target, "")
+
+    def _on_closed(self, target: tuple[str, str], port: int, reason: str) -> None:
+        retries = self._retries.get(target, 0)
+        if reason != CLOSED or retries == _RETRIES:
+            self._end(target, reason)
+            return
+        self._retries[target] = retries + 1
+        self._connections.pop(target).close()
+        self._loop.at(time.monotonic() + _RETRY_SECONDS, lambda: self._retry(target, port))
+
+    def _retry(self, target: tuple[str, str], port: int) -> None:
+        if target in self._pending:
+            self._connect(target, port)
 
     def _fail_to_connect(self, target: tuple[str, str], code: int) -> None:
         self._connecting.pop(target).close()

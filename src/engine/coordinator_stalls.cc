@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/coordinator.h"
+#include "engine/durations.h"
 #include "engine/logging.h"
 #include "engine/mismatch.h"
 
@@ -65,8 +66,8 @@ void Coordinator::report_stall(const Key& key, const Meta& meta, const std::vect
   const auto seconds = static_cast<double>(age) * 1e-9;
   const std::string what = std::string(name_of(meta.op)) + " of tensor '" + key.name + "'" +
                            (key.set == 0 ? "" : " in process set " + std::to_string(key.set)) + " waits for " +
-                           ranks_text(missing) + " for " + std::to_string(static_cast<int64_t>(seconds)) +
-                           " s; submitted by " + ranks_text(arrived) + ".";
+                           ranks_text(missing) + " for " + measured_seconds_text(seconds) + "; submitted by " +
+                           ranks_text(arrived) + ".";
   if (settings_.stall_shutdown > 0 && seconds >= settings_.stall_shutdown) {
     stop(HVD_STALLED, "Horovod has been shut down because of a stall: " + what +
                           " (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS was reached.)");

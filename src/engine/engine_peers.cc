@@ -1,6 +1,7 @@
 // Peers that are gone: noticing it, telling it, and saying why.
 #include <algorithm>
 
+#include "engine/durations.h"
 #include "engine/engine.h"
 #include "engine/logging.h"
 
@@ -152,8 +153,8 @@ Engine::Failure Engine::describe_gone(int rank) const {
   }
   if (state == kSilent) {
     return {HVD_PEER_LOST, "Horovod has been shut down because " + who + " has shown no heartbeat for " +
-                               std::to_string(static_cast<int64_t>(settings_.heartbeat_timeout)) +
-                               " s: it is stopped, swapped out, or hangs in the kernel" +
+                               seconds_text(settings_.heartbeat_timeout) +
+                               ": it is stopped, swapped out, or hangs in the kernel" +
                                (world_.is_local(rank) ? "." : ", or the network to its host is down.")};
   }
   if (const Link* const link = network_.link(rank); link != nullptr && !liveness_.gone(rank)) {

@@ -19,11 +19,12 @@ with atheris.instrument_imports(include=["horovod"]):
         Member,
         Place,
         Report,
+        Source,
         WiringNote,
     )
     from horovod.common.rendezvous.table import Table
 
-MESSAGES: tuple[Any, ...] = (Hello, HostHello, Report, WiringNote, Table)
+MESSAGES: tuple[Any, ...] = (Hello, HostHello, Report, Source, WiringNote, Table)
 
 
 def examples() -> list[Any]:
@@ -35,6 +36,7 @@ def examples() -> list[Any]:
         Hello("1.0", place, configuration, 3, v4),
         HostHello("1.0", place, 4711, 30.0),
         Report(configuration, 3, [Member(2, 1, 2, 4711, v4), Member(3, 1, 2, 4712, v6)]),
+        Source(3, 8, "host1", v4, 13.0),
         WiringNote(1, 2, [4711, 4712], [True, False]),
         Table(4, ["a", "b"], [0, 0, 1, 1], [1, 2, 3, 4], [v4, v6, messages.NOWHERE, v4]),
     ]

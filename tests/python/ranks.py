@@ -268,9 +268,11 @@ def host_of(rank: int) -> int:
     raise AssertionError("there is no such rank")
 
 
-def mark(name: str) -> None:
-    """Called by a rank: says that it has come to the point `name`."""
-    (Path(sys.argv[1]) / name).touch()
+def mark(name: str, text: str = "") -> None:
+    """Called by a rank: says that it has come to the point `name`, and what there is to say of it."""
+    part = Path(sys.argv[1]) / f"part of {name}.{os.getpid()}"
+    part.write_text(text)
+    part.rename(part.with_name(name))
 
 
 def marked(name: str) -> bool:

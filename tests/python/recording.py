@@ -7,6 +7,7 @@ from typing import Any
 
 from horovod.common.rendezvous import meeting, mesh
 from horovod.common.rendezvous.caller import Address
+from horovod.common.rendezvous.messages import socket_address
 
 
 class Recorder:
@@ -60,7 +61,7 @@ def record_everything() -> dict[str, list[Recorder]]:
         recorders[name].append(recorder)
         return recorder.address
 
-    resolve, socket_address = meeting._resolve, mesh._socket_address
+    resolve = meeting._resolve
 
     def detour_to_server(network: Any, timeout: float) -> list[Address]:
         return [by_way_of("rendezvous", address) for address in resolve(network, timeout)]
@@ -69,5 +70,5 @@ def record_everything() -> dict[str, list[Recorder]]:
         return by_way_of("ranks", socket_address(endpoint))
 
     meeting._resolve = detour_to_server
-    mesh._socket_address = detour_to_rank
+    mesh.socket_address = detour_to_rank  # type: ignore[attr-defined]
     return recorders

@@ -138,6 +138,7 @@ def test_encryption_without_a_key_is_refused() -> None:
 
 def begin(group: Ranks, rank: int, encryption: Encryption) -> None:
     mesh = Mesh(group.loop, rank, group.table, group.listeners[rank], KEY, encryption=encryption)
+    mesh.connect()
     group.meshes[rank] = mesh
 
 

@@ -68,12 +68,14 @@ def test_a_killed_rank_is_named_to_all_others(step: str, victim: int) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_rank_is_given_up_by_heartbeat(victim: int) -> None:
-    with start_ranks(SIZE, run_until_failure, env={"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": "2"}) as group:
+    with start_ranks(SIZE, run_until_failure, env={"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": "1.5"}) as group:
         wait_until_running(group)
         since = time.monotonic()
         group.kill(victim, signal.SIGSTOP)
         survivors = [rank for rank in range(SIZE) if rank != victim]
-        assert_all_were_told(group, group.wait(20, survivors), victim, since, 10)
+        outcomes = group.wait(20, survivors)
+        assert_all_were_told(group, outcomes, victim, since, 10)
+        assert any("has shown no heartbeat for 1.5 s: it is stopped" in outcome.value[1] for outcome in outcomes)
         group.kill(victim, signal.SIGCONT)  # it is told as well, when it looks again
         (outcome,) = group.wait(20, [victim])
         assert outcome.finished, group.describe()

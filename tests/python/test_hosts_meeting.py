@@ -7,14 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from ranks import run_ranks
+from ranks import mark, run_ranks, wait_for_mark
 
 import horovod.numpy as hvd
 from horovod.common.environment import read_identity, read_network, read_tunables
 from horovod.common.rendezvous.meeting import meet
+from horovod.common.rendezvous.tree import FANOUT
 from horovod.common.rendezvous.wiring import Wiring
 
 LAYOUTS = [[1, 1], [2, 2], [3, 1], [1, 2], [1, 1, 1], [2, 1, 2], [1, 2, 1, 1], [2, 2, 2, 2]]
+# So many that some get the table from others (tree.py).
+LAYOUTS.append([2] + [1] * FANOUT)
 
 
 def exchange(fds: Sequence[int], text: bytes) -> list[bytes]:
@@ -83,3 +86,31 @@ def test_their_engines_run_together(hosts: list[int]) -> None:
     size = sum(hosts)
     env = {"HOMOGENEOUS": str(int(len(set(hosts)) == 1))}
     assert run_ranks(size, init_and_add, hosts=hosts, env=env) == [size * (size + 1) / 2] * size
+
+
+# ---- Ranks that come when all is over --------------------------------------------------------------------------------
+
+
+def init_with_another_size(wrong: int, late: int) -> str:
+    """One rank has another idea of the job's size; another one comes when the others know that."""
+    rank = int(os.environ["HOROVOD_RANK"])
+    if rank == wrong:
+        if os.environ["HOROVOD_LOCAL_SIZE"] == os.environ["HOROVOD_SIZE"]:
+            os.environ["HOROVOD_LOCAL_SIZE"] = "9"
+        os.environ["HOROVOD_SIZE"] = "9"
+    if rank == late:
+        wait_for_mark("failed")
+    with pytest.raises(ValueError, match="HOROVOD_SIZE") as caught:
+        hvd.init()
+    mark("failed")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "wrong", "late"),
+    [([3], 1, 2), ([1, 2], 1, 2)],
+    ids=["sent away by the leader", "whose leader was sent away by the server"],
+)
+def test_a_follower_that_comes_late_is_told_why_its_leader_gave_up(hosts: list[int], wrong: int, late: int) -> None:
+    texts = run_ranks(3, init_with_another_size, wrong, late, hosts=hosts)
+    assert len(set(texts)) == 1 and "HOROVOD_SIZE is 9 on" in texts[late]

@@ -34,6 +34,7 @@ class Ranks:
     def begin(self, rank: int, key: Key = KEY, generation: int = 5) -> None:
         table = Table(generation, self.table.hosts, self.table.host_of, self.table.pids, self.table.endpoints)
         self.meshes[rank] = Mesh(self.loop, rank, table, self.listeners[rank], key)
+        self.meshes[rank].connect()
 
     def complete(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

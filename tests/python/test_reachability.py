@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import socket
 import time
+from pathlib import Path
 
 import pytest
+from attacks import pickles
 
 from horovod.common.rendezvous.loop import Loop
 from horovod.runner import reachability
@@ -54,24 +57,65 @@ def test_silence_ends_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["silent", "127.0.0.3"] == "no answer within 0.3 s"
 
 
-def test_strangers_keep_nobody_out_and_learn_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "_MAX_STRANGERS", 5)
+def test_strangers_keep_nobody_out_learn_nothing_and_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(reachability, "_MAX_STRANGERS", 20)
+    monkeypatch.setattr(reachability, "PROBE_SECONDS", 1.0)
+    told: list[str] = []
     loop = Loop()
-    listener = ProbeListener(loop, KEY, "here", [("lo", "127.0.0.1")])
+    listener = ProbeListener(loop, KEY, "here", [("lo", "127.0.0.1")], told.append)
     (endpoint,) = listener.endpoints
-    strangers = [socket.create_connection((endpoint.address, endpoint.port)) for _ in range(20)]
-    strangers[-1].sendall(b"GET / HTTP/1.1\r\n\r\n")  # Shorter than a challenge, so it gets no answer.
+    attacks = [
+        b"GET / HTTP/1.1\r\n\r\n",  # Shorter than a challenge, so it gets no answer.
+        *pickles(tmp_path / "executed").values(),  # Longer: who goes on after a challenge is no host.
+    ]
+    strangers = []
+    for number in range(40):
+        address, source = (endpoint.address, endpoint.port), ("127.0.0.66" if number < 35 else f"127.66.0.{number}")
+        strangers.append(socket.create_connection(address, source_address=(source, 0)))
+    for stranger, attack in zip(strangers[35:], attacks, strict=True):
+        stranger.sendall(attack)
     found: list[str] = []
     Prober(loop, KEY, {"here": [endpoint]}, lambda _host, _address, trouble: found.append(trouble))
     assert loop.run_until(lambda: bool(found), time.monotonic() + 20)
     assert found == [""]
+    away = "probe of host here: turned a connection from 127.66.0.{} away: {}"
+    wanted = {away.format(35, "it has not gone after 1 s")}
+    wanted |= {away.format(number, "it does not speak this protocol") for number in range(36, 40)}
+    assert loop.run_until(lambda: wanted <= set(told), time.monotonic() + 20), told
+    assert any("127.0.0.66" in text for text in told)
     listener.close()
     loop.close()
-    for stranger in strangers:
+    for number, stranger in enumerate(strangers):
         stranger.settimeout(20)
         with contextlib.suppress(ConnectionResetError):
-            assert stranger.recv(100) == b""
+            assert len(stranger.recv(100)) == (32 if number > 35 else 0)
         stranger.close()
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_probe_that_was_turned_away_is_made_again() -> None:
+    """As one is where a flood of strangers comes."""
+    with socket.create_server(("127.0.0.3", 0)) as listener:
+        target = Endpoint("lo", "127.0.0.3", listener.getsockname()[1])
+        loop = Loop()
+        found: list[str] = []
+        prober = Prober(loop, KEY, {"busy": [target]}, lambda _host, _address, trouble: found.append(trouble))
+        listener.setblocking(False)
+        turned_away = 0
+        deadline = time.monotonic() + 20
+        while not found and time.monotonic() < deadline:
+            loop.step(time.monotonic() + 0.05)
+            with contextlib.suppress(BlockingIOError):
+                sock, _ = listener.accept()
+                if turned_away == 3:
+                    loop.run_until(lambda: False, time.monotonic() + 0.05)
+                    sock.sendall(hmac.digest(KEY, sock.recv(32, socket.MSG_WAITALL) + b"busy", "sha256"))
+                    loop.run_until(lambda: bool(found), deadline)
+                turned_away += 1
+                sock.close()
+        prober.close()
+        loop.close()
+    assert (found, turned_away) == ([""], 4)
 
 
 def test_loopback_and_link_local_addresses_lead_nowhere() -> None:

@@ -21,6 +21,7 @@ from horovod.common.rendezvous.messages import (
     Member,
     Place,
     Report,
+    Source,
     WiringNote,
 )
 from horovod.common.rendezvous.proof import OPENING_SIZE, Claim, Purpose, decode_opening, encode_opening
@@ -44,6 +45,7 @@ host_hellos = st.builds(HostHello, texts, places, u32, st.floats(0, 1e6))
 reports = st.builds(
     Report, configurations, generations, st.lists(st.builds(Member, u32, u32, u32, u32, endpoints), max_size=5)
 )
+sources = st.builds(Source, u64, u32, texts, endpoints, st.floats(0, 1e6))
 notes = st.lists(st.tuples(u32, st.booleans()), max_size=5).flatmap(
     lambda pairs: st.builds(WiringNote, u64, u64, st.just([p for p, _ in pairs]), st.just([w for _, w in pairs]))
 )
@@ -69,6 +71,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "HostHello": HostHello.decode,
     "Report": Report.decode,
     "WiringNote": WiringNote.decode,
+    "Source": Source.decode,
     "Table": Table.decode,
     "flags": lambda body: messages.decode_flags(body, 3),
     "accepted": messages.decode_accepted,
@@ -80,13 +83,13 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.one_of(hellos, host_hellos, reports, notes, tables()))
+@given(st.one_of(hellos, host_hellos, reports, sources, notes, tables()))
 def test_what_is_encoded_is_decoded(message: Any) -> None:
     assert type(message).decode(message.encode()) == message
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.one_of(hellos, host_hellos, reports, notes, tables()), st.data())
+@given(st.one_of(hellos, host_hellos, reports, sources, notes, tables()), st.data())
 def test_a_message_that_is_cut_or_continued_is_refused(message: Any, data: st.DataObject) -> None:
     body = message.encode()
     cut = data.draw(st.integers(0, len(body) - 1))
@@ -101,7 +104,7 @@ def test_a_message_that_is_cut_or_continued_is_refused(message: Any, data: st.Da
 @given(
     body=st.one_of(
         st.binary(max_size=200),
-        st.one_of(hellos, host_hellos, reports, notes, tables()).map(lambda message: message.encode()),
+        st.one_of(hellos, host_hellos, reports, sources, notes, tables()).map(lambda message: message.encode()),
     ),
     flips=st.lists(st.tuples(u32, st.integers(0, 255)), max_size=4),
 )

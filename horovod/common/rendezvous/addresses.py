@@ -1,13 +1,16 @@
 """Where this machine listens, and where the others are."""
 
 import contextlib
+import errno
 import socket
+import time
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.caller import Address
 from horovod.common.rendezvous.messages import Endpoint
 
 BACKLOG = 4096  # the kernel has its own limit as well
+LOCAL_BACKLOG = 1024
 
 
 def resolve(host: str, port: int) -> list[Address]:
@@ -39,6 +42,32 @@ def listen_at(host: str, port: int) -> socket.socket:
             listener.close()
             trouble = trouble or error
     raise trouble or OSError(f"{host} has no address")
+
+
+def listen_locally(address: bytes, deadline: float, who: object) -> socket.socket:
+    """A Unix socket that listens; waits for an earlier owner of the address to let go of it.
+
+    Raises:
+        HorovodInternalError: It did not before the deadline.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        while True:
+            try:
+                listener.bind(address)
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    raise HorovodInternalError(
+                        f"init: {who} can't listen for the other ranks: {error.strerror}. Does another job run with "
+                        "the same HOROVOD_JOB_ID?"
+                    ) from None
+            time.sleep(0.02)
+        listener.listen(LOCAL_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def endpoint_of(listener: socket.socket) -> Endpoint:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from horovod._core import TlsSession
 
 _CHUNK = 256 << 10
+# The words for a connection that the other side has ended.
+CLOSED = "the connection was closed"
 
 
 class Connection:
@@ -184,7 +186,7 @@ class Connection:
             except BlockingIOError:
                 return
             except ConnectionError:  # a process that dies with something unread
-                self._lose("the connection was closed")
+                self._lose(CLOSED)
                 return
             except OSError as error:
                 self._lose(f"the connection failed: {error.strerror or error}")
@@ -194,7 +196,7 @@ class Connection:
                 return
             if missing > 0:
                 if not part:
-                    self._lose("the connection was closed")
+                    self._lose(CLOSED)
                     return
                 self._received += part
                 continue

@@ -1,7 +1,7 @@
 """The listening side of connections: lets in who proves the key, encrypts, and says its first frame in time.
 
 Strangers cost nobody anything: no call blocks, a connection that has proved nothing is dropped after a few seconds, and
-there are never more than some hundred of them: beyond that the oldest goes.
+gate.py bounds how many of them there are.
 """
 
 import os
@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.encoding import ProtocolError
 from horovod.common.rendezvous.encryption import PLAIN, Encryption
-from horovod.common.rendezvous.loop import READ, Loop, Timer
+from horovod.common.rendezvous.gate import MAX_STRANGERS, Crowd, Gate
+from horovod.common.rendezvous.loop import Loop, Timer
 from horovod.common.rendezvous.messages import Kind
 from horovod.common.rendezvous.proof import OPENING_SIZE, PROOF_SIZE, Claim, Key, decode_opening, new_challenge
 
 AUTHENTICATION_SECONDS = 5.0
-MAX_STRANGERS = 256
-_ACCEPTS_AT_ONCE = 64
-# How long to leave the door shut when the system has no descriptor for another connection.
-_PAUSE_SECONDS = 0.1
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int]:
@@ -40,7 +37,6 @@ class _Stranger:
     peer: str
     own_challenge: bytes = field(default_factory=new_challenge)
     challenge: bytes = b""
-    claim: Claim | None = None
 
 
 class Door:
@@ -67,73 +63,57 @@ class Door:
             admits: Whether a claim makes sense here.
             on_guest: Called with every connection that has proved its claim, and its first frame. A ProtocolError
                 that it raises sends the guest away.
-            on_refused: Called with the peer and the reason when a connection failed to prove the key.
+            on_refused: Called with who it was and the reason when a connection failed to prove the key.
             max_strangers: How many unproved connections are kept.
             encryption: Which connections are to be encrypted. A guest that differs is let in, in clear: whoever
                 decides about it has to look at its claim.
         """
-        self.trouble = ""  # why connections could not be accepted
-        listener.setblocking(False)
-        self._loop, self._listener, self._key = loop, listener, key
+        self._loop, self._key = loop, key
         self._admits, self._on_guest, self._on_refused = admits, on_guest, on_refused
-        self._max_strangers = max_strangers
         self._encryption = encryption
-        self._strangers: dict[Connection, _Stranger] = {}  # oldest first
-        self._pause: Timer | None = None
-        self._listen()
+        self._strangers: dict[Connection, _Stranger] = {}
+        self._crowd: Crowd[Connection] = Crowd(max_strangers)
+        self._gate = Gate(loop, listener, self._crowd, self._meet, on_refused)
+
+    @property
+    def trouble(self) -> str:
+        """Why connections could not be accepted."""
+        return self._gate.trouble
 
     def close(self) -> None:
         """Stops listening and drops everyone who has proved nothing."""
         for stranger in list(self._strangers.values()):
             self._drop(stranger)
-        if self._pause is not None:
-            self._pause.cancel()
-        if self._listener.fileno() >= 0:
-            self._loop.forget(self._listener.fileno())
-        self._listener.close()
+        self._gate.close()
 
-    def _listen(self) -> None:
-        self._loop.watch(self._listener.fileno(), READ, self._accept)
-
-    def _accept(self, _events: int) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
-            try:
-                sock, address = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self.trouble = f"connections could not be accepted: {error.strerror}"
-                self._loop.forget(self._listener.fileno())
-                self._pause = self._loop.at(time.monotonic() + _PAUSE_SECONDS, self._listen)
-                return
-            try:
-                self._meet(sock, address)
-            except OSError:  # it has gone already
-                sock.close()
-
-    def _meet(self, sock: socket.socket, address: object) -> None:
+    def _meet(self, sock: socket.socket, address: str) -> None:
+        peer = address
         if sock.family == socket.AF_UNIX:
             pid, uid = peer_credentials(sock)
+            peer = f"pid {pid}, uid {uid}"
             if uid != os.getuid():
                 sock.close()
+                self._on_refused(peer, "it is another user's")
                 return
-            peer = f"pid {pid}"
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = str(address[0]) if isinstance(address, tuple) else str(address)
-        while len(self._strangers) >= self._max_strangers:
-            self._drop(next(iter(self._strangers.values())))
         connection = Connection(sock, self._loop, lambda reason: self._refuse(stranger, reason))
-        timer = self._loop.at(time.monotonic() + AUTHENTICATION_SECONDS, lambda: self._drop(stranger))
-        stranger = _Stranger(connection, timer, peer)
+        stranger = _Stranger(connection, self._in_time(lambda: stranger, "it proved nothing"), peer)
         self._strangers[connection] = stranger
+        crowded_out = self._crowd.add(connection, address)
+        if crowded_out is not None:
+            self._refuse(self._strangers[crowded_out], "it proved nothing, and too many others came")
         connection.expect(OPENING_SIZE, lambda data: self._opening(stranger, data))
+
+    def _in_time(self, who: Callable[[], _Stranger], what: str) -> Timer:
+        """Turns one away who does not go on within some seconds."""
+        reason = f"{what} within {AUTHENTICATION_SECONDS:g} s"
+        return self._loop.at(time.monotonic() + AUTHENTICATION_SECONDS, lambda: self._refuse(who(), reason))
 
     def _opening(self, stranger: _Stranger, data: bytes) -> None:
         claim, stranger.challenge = decode_opening(data)
         if not self._admits(claim):
-            raise ProtocolError(f"nobody is awaited for {claim}")
-        stranger.claim = claim
+            raise ProtocolError(f"it comes for {claim}, which is not awaited")
         encrypts = self._encryption.covers(claim.purpose)
         stranger.connection.send(self._key.answer(claim, stranger.challenge, stranger.own_challenge, encrypts))
         stranger.connection.expect(PROOF_SIZE, lambda proof: self._proof(stranger, claim, proof))
@@ -141,12 +121,13 @@ class Door:
     def _proof(self, stranger: _Stranger, claim: Claim, proof: bytes) -> None:
         encrypts = self._encryption.covers(claim.purpose)
         self._key.check_proof(claim, proof, stranger.challenge, stranger.own_challenge, encrypts)
+        # No stranger any more. Where a thousand hosts come at once, their handshakes take a while.
+        self._crowd.remove(stranger.connection, proved=True)
+        stranger.timer.cancel()
+        stranger.timer = self._in_time(lambda: stranger, "it proved the key and said nothing")
         if not (encrypts and claim.encrypts):
             self._await_frame(stranger, claim)
             return
-        # No stranger any more. Where a thousand hosts come at once, their handshakes take a while.
-        stranger.timer.cancel()
-        stranger.timer = self._loop.at(time.monotonic() + AUTHENTICATION_SECONDS, lambda: self._drop(stranger))
         key = self._key.session_key(claim, stranger.challenge, stranger.own_challenge)
         session = self._encryption.open_session(key, listening=True)
         stranger.connection.encrypt(session, lambda: self._await_frame(stranger, claim))
@@ -166,4 +147,5 @@ class Door:
     def _drop(self, stranger: _Stranger) -> None:
         stranger.timer.cancel()
         self._strangers.pop(stranger.connection, None)
+        self._crowd.remove(stranger.connection)
         stranger.connection.close()

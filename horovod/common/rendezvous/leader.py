@@ -5,7 +5,6 @@ wait: a stranger that says nothing holds up nobody, and the first thing that goe
 """
 
 import contextlib
-import errno
 import os
 import socket
 import time
@@ -14,10 +13,13 @@ from dataclasses import dataclass, field
 
 from horovod import _core
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.rendezvous import tree
+from horovod.common.rendezvous.addresses import listen_locally
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.descriptors import open_pidfd, receive_some, send_descriptors
 from horovod.common.rendezvous.door import Door, peer_credentials
 from horovod.common.rendezvous.encoding import ProtocolError
+from horovod.common.rendezvous.latecomers import Latecomers, ignore
 from horovod.common.rendezvous.loop import READ, Loop
 from horovod.common.rendezvous.messages import (
     NOWHERE,
@@ -25,6 +27,7 @@ from horovod.common.rendezvous.messages import (
     Kind,
     Member,
     Report,
+    Source,
     decode_error,
     decode_flags,
     encode_accepted,
@@ -73,10 +76,22 @@ class Leader:
         self._followers: dict[int, _Follower] = {}  # by local rank
         self._left: dict[int, _Follower] = {}  # those that closed their connection; their pidfds are still watched
         self._gathering = True
+        self._failing = False
+        self._latecomers = Latecomers()
+        self._sent_away = 0  # ranks that contradicted us
+        # One failed or died: then whoever has started it will end the others, or start them anew.
+        self._has_lost_a_rank = False
         self._door: Door | None = None
         if rank.place.local_size > 1:
-            listener = self._listen()
-            self._door = Door(self._loop, listener, rank.local_key, admits=_is_local, on_guest=self._on_hello)
+            listener = listen_locally(rank.local_address, self._deadline, rank.place)
+            self._door = Door(
+                self._loop,
+                listener,
+                rank.local_key,
+                admits=_is_local,
+                on_guest=self._on_hello,
+                on_refused=rank.refusals.add,
+            )
 
     def close(self) -> None:
         """Closes every connection."""
@@ -84,31 +99,11 @@ class Leader:
             self._door.close()
         for follower in (*self._followers.values(), *self._left.values()):
             self._forget(follower)
+        self._latecomers.close()
         if self._line is not None:
             self._line.close()
 
     # ---- Gathering ---------------------------------------------------------------------------------------------------
-
-    def _listen(self) -> socket.socket:
-        """Takes the address, waiting for an earlier owner to let go of it."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            while True:
-                try:
-                    listener.bind(self._rank.local_address)
-                    break
-                except OSError as error:
-                    if error.errno != errno.EADDRINUSE or time.monotonic() > self._deadline:
-                        raise HorovodInternalError(
-                            f"init: {self._rank.place} can't listen for the other ranks: {error.strerror}. "
-                            "Does another job run with the same HOROVOD_JOB_ID?"
-                        ) from None
-                time.sleep(0.02)
-            listener.listen(1024)
-        except BaseException:
-            listener.close()
-            raise
-        return listener
 
     def gather(self) -> None:
         """Returns when all ranks of the host have arrived.
@@ -131,6 +126,9 @@ class Leader:
         """Takes in a rank that has proved the key and says who it is."""
         if kind is not Kind.HELLO:
             raise ProtocolError(f"expected HELLO, got {kind.name}")
+        if self._failing:
+            self._latecomers.add(connection)
+            return
         pid, _uid = peer_credentials(connection.sock)
         try:
             check_version(f"pid {pid}", read_version(body), self._rank.place, self._rank.hello.version)
@@ -139,6 +137,7 @@ class Leader:
             self._replace(self._followers.get(hello.place.local_rank), pid)
         except (ValueError, HorovodInternalError) as error:
             connection.say(Kind.FAILED, encode_error(error, self._rank.place))
+            self._sent_away += 1
             raise
         returned = self._left.pop(hello.place.local_rank, None)
         if returned is not None:
@@ -205,6 +204,7 @@ class Leader:
 
     def _on_frame(self, follower: _Follower, kind: Kind, body: bytes) -> None:
         if kind is Kind.FAILED:
+            self._has_lost_a_rank = True
             raise decode_error(body)
         if follower.may_say[:1] != [kind]:
             wanted = follower.may_say[0].name if follower.may_say else "nothing"
@@ -224,6 +224,7 @@ class Leader:
 
     def _on_death(self, follower: _Follower) -> None:
         if self._gathering:
+            self._has_lost_a_rank = True
             raise HorovodInternalError(f"init: {follower}, died before all ranks had arrived; see its output.")
         raise HorovodInternalError(lost(follower, "it died"))
 
@@ -266,7 +267,13 @@ class Leader:
             for hello, pid in zip(hellos, pids, strict=True)
         ]
         self._line.say(Kind.REPORT, Report(own.configuration, last, members).encode())
-        return Table.decode(self._line.expect(Kind.TABLE, self._line.seconds_left() + 2 * GRACE_SECONDS))
+        seconds = self._line.seconds_left() + 2 * GRACE_SECONDS
+        kind, body = self._line.expect_one_of((Kind.TABLE, Kind.SOURCE), seconds)
+        if kind is Kind.SOURCE:
+            body = tree.fetch(self._loop, Source.decode(body), place, self._rank.host_key, self._rank.encryption)
+        table = Table.decode(body)
+        self._rank.listen(table)
+        return table
 
     def hand_over(self, wiring: Wiring, host: int) -> None:
         """Gives every follower the descriptors, one after the other, so that few are under way at a time."""
@@ -332,15 +339,17 @@ class Leader:
         for follower in self._followers.values():
             if follower.connection.is_open():
                 follower.connection.say(Kind.FAILED, reason)
+        # Who presses Ctrl-C does not want to wait.
+        if self._gathering and isinstance(error, Exception) and not self._has_lost_a_rank:
+            missing = self._rank.place.local_size - 1 - len(self._followers) - self._sent_away
+            self._latecomers.tell(self._loop, reason, missing, self._deadline)
         return error
 
     def _be_deaf(self) -> None:
         """Whatever else goes wrong now is a consequence."""
-        if self._door is not None:
-            self._door.close()
+        self._failing = True
         for follower in (*self._followers.values(), *self._left.values()):
-            follower.connection.on_frame = lambda _kind, _body: None
-            follower.connection.on_closed = lambda _reason: None
+            ignore(follower.connection)
             if follower.pidfd >= 0:
                 self._loop.forget(follower.pidfd)
 

@@ -22,7 +22,8 @@ others follow and connect. If there are other hosts, only leaders talk to the re
 What is in brackets happens if there are several hosts. Everyone may say FAILED with the reason at any time, upwards;
 the topmost (the server, or the leader of an only host) tells the first reason that it hears to all. Who has failed
 waits for that answer, so that one attempt ends in the same way, with the same words, on every rank that took part; then
-all of them may try again.
+all of them may try again. A leader that is sent away before its followers have come waits some seconds for them, to
+tell them why.
 
 What keeps it safe
   - A rank that is not there yet is waited for; one that closes its connection counts as not there again, and may come

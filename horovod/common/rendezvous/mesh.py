@@ -4,7 +4,8 @@ Words: a *link* joins two ranks of different hosts, for data: every such pair ha
 rank 0 with the leader (local rank 0) of each other host. The higher rank of a pair connects, the lower one listens.
 
 Every rank has bound its listening socket before the table is made, so that its port is in it, but begins to listen only
-when it has the table: until then connections are refused, and nobody can fill the queue. From then on
+when it has the table: until then connections are refused, and nobody can fill the queue. Leaders also pass the table
+on there (tree.py). From then on
 
     higher rank                                   lower rank
     OPENING (purpose, generation, both ranks)  ->
@@ -23,17 +24,19 @@ links are there.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from horovod.common.rendezvous import tree
 from horovod.common.rendezvous.addresses import BACKLOG
 from horovod.common.rendezvous.caller import Caller
 from horovod.common.rendezvous.connection import Connection
-from horovod.common.rendezvous.door import MAX_STRANGERS, Door
+from horovod.common.rendezvous.door import AUTHENTICATION_SECONDS, Door
 from horovod.common.rendezvous.encoding import ProtocolError
 from horovod.common.rendezvous.encryption import PLAIN, Encryption
+from horovod.common.rendezvous.gate import MAX_STRANGERS
 from horovod.common.rendezvous.loop import Loop
-from horovod.common.rendezvous.messages import Endpoint, Kind, encode_accepted, encode_frame
+from horovod.common.rendezvous.messages import Kind, encode_accepted, encode_frame, socket_address
 from horovod.common.rendezvous.proof import Claim, Key, Purpose
 from horovod.common.rendezvous.table import Table
 
@@ -67,15 +70,30 @@ class Mesh:
         key: Key,
         *,
         encryption: Encryption = PLAIN,
+        on_refused: Callable[[str, str], object] = lambda _peer, _reason: None,
     ) -> None:
-        """Begins to listen and to connect; takes the listening socket over."""
+        """Begins to listen; takes the listening socket over.
+
+        Args:
+            loop: Where everything is watched.
+            rank: This one.
+            table: Who the others are, and where they listen.
+            listener: Where this one does.
+            key: What all prove.
+            encryption: Which connections are to be encrypted.
+            on_refused: Called with who it was and the reason when a connection failed to prove the key.
+        """
         self._loop, self._rank, self._table = loop, rank, table
         self._encryption = encryption
         self._sessions: dict[int, TlsSession] = {}  # by descriptor
         self._connected: dict[_End, socket.socket] = {}
         self._callers: dict[_End, Caller] = {}
+        self._key = key
         ends = ends_of(rank, table)
         self._awaited = {end for end in ends if end[1] > rank}
+        self._not_called = [end for end in ends if end[1] < rank]
+        self._asking = _who_asks(rank, table)
+        self._asked: list[Connection] = []
         listener.listen(BACKLOG)
         self._door = Door(
             loop,
@@ -83,16 +101,20 @@ class Mesh:
             key,
             admits=self._admits,
             on_guest=self._on_guest,
+            on_refused=on_refused,
             max_strangers=max(MAX_STRANGERS, 2 * len(self._awaited)),
             encryption=encryption,
         )
+
+    def connect(self) -> None:
+        """Begins to connect."""
+        ends, self._not_called = self._not_called, []
         for purpose, peer in ends:
-            if peer < rank:
-                self._call(purpose, peer, key)
+            self._call(purpose, peer)
 
     def is_complete(self) -> bool:
         """Whether every connection is there."""
-        return not self._callers and self._awaited <= self._connected.keys()
+        return not self._not_called and not self._callers and self._awaited <= self._connected.keys()
 
     def missing(self) -> str:
         """Which connections are not there, and why, in words."""
@@ -132,22 +154,25 @@ class Mesh:
         self._callers.clear()
         _close_all(self._connected.values())
         self._connected.clear()
+        for connection in self._asked:
+            connection.close()
+        self._asked.clear()
 
-    def _call(self, purpose: Purpose, peer: int, key: Key) -> None:
+    def _call(self, purpose: Purpose, peer: int) -> None:
         def on_answer(connection: Connection, kind: Kind, _body: bytes) -> None:
             if kind is Kind.ACCEPTED and self._is_as_agreed(purpose, connection):
                 del self._callers[purpose, peer]
                 self._keep((purpose, peer), connection)
             else:
                 connection.close()
-                self._call(purpose, peer, key)
+                self._call(purpose, peer)
 
         claim = Claim(purpose, self._table.generation, self._rank, peer)
-        address = _socket_address(self._table.endpoints[peer])
+        address = socket_address(self._table.endpoints[peer])
         self._callers[purpose, peer] = Caller(
             self._loop,
             [address],
-            key,
+            self._key,
             claim=claim,
             first_frame=encode_frame(Kind.HELLO),
             on_answer=on_answer,
@@ -155,17 +180,21 @@ class Mesh:
         )
 
     def _admits(self, claim: Claim) -> bool:
-        return (
-            claim.generation == self._table.generation
-            and claim.receiver == self._rank
-            and (claim.purpose, claim.sender) in self._awaited
-        )
+        if claim.generation != self._table.generation or claim.receiver != self._rank:
+            return False
+        if claim.purpose is Purpose.TABLE:
+            return claim.sender in self._asking
+        return (claim.purpose, claim.sender) in self._awaited
 
     def _on_guest(self, connection: Connection, claim: Claim, kind: Kind, body: bytes) -> None:
-        if kind is not Kind.HELLO or body:
-            raise ProtocolError(f"expected an empty HELLO, got {kind.name} of {len(body)} bytes")
         if not self._is_as_agreed(claim.purpose, connection):
             raise ProtocolError("it is encrypted on one side only")
+        if claim.purpose is Purpose.TABLE:
+            tree.pass_on(connection, kind, body, self._table.encode(), AUTHENTICATION_SECONDS)
+            self._asked.append(connection)
+            return
+        if kind is not Kind.HELLO or body:
+            raise ProtocolError(f"expected an empty HELLO, got {kind.name} of {len(body)} bytes")
         connection.say(Kind.ACCEPTED, encode_accepted(0.0))
         if not connection.has_sent_all():  # a few bytes on a new connection: there is room, or it is of no use
             raise ProtocolError("it does not read")
@@ -186,9 +215,10 @@ class Mesh:
             self._sessions[sock.fileno()] = connection.session
 
 
-def _socket_address(endpoint: Endpoint) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
-    return family, (endpoint.address, endpoint.port)
+def _who_asks(rank: int, table: Table) -> set[int]:
+    """The leaders that get the table from a rank (tree.py)."""
+    leaders, host = table.leaders(), table.host_of[rank]
+    return {leaders[other] for other in tree.asked_by(host, len(leaders))} if leaders[host] == rank else set()
 
 
 def _close_all(sockets: Iterable[socket.socket]) -> None:

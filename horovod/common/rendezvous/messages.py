@@ -8,6 +8,7 @@ compared (`read_version`) before anything is decoded whose form depends on it.
 import enum
 import ipaddress
 import math
+import socket
 import struct
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ class Kind(enum.IntEnum):
     STARTED = 9  # upwards: my engine runs
     DONE = 10  # downwards: everyone's does
     FAILED = 11  # either: this attempt is over, and why
+    SOURCE = 12  # server to leader: that one passes the table on to you
 
 
 def encode_frame(kind: Kind, body: bytes = b"") -> bytes:
@@ -92,6 +94,12 @@ class Endpoint:
 
 
 NOWHERE = Endpoint("", 0)
+
+
+def socket_address(endpoint: Endpoint) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    """Where to connect to."""
+    family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
+    return family, (endpoint.address, endpoint.port)
 
 
 @dataclass(frozen=True)
@@ -249,6 +257,32 @@ class Report:
         report = cls(configuration, last, reader.each(lambda: Member.read(reader)))
         reader.end()
         return report
+
+
+@dataclass(frozen=True)
+class Source:
+    """SOURCE: the leader of which host passes the table on, where, and how long to wait for it."""
+
+    generation: int
+    rank: int
+    host: str
+    endpoint: Endpoint
+    seconds: float
+
+    def encode(self) -> bytes:
+        """Makes the body."""
+        writer = Writer().number("Q", self.generation).number("I", self.rank).text(self.host)
+        self.endpoint.write(writer)
+        return writer.number("d", self.seconds).bytes()
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Source":
+        """Reads the body."""
+        reader = Reader(body)
+        generation, rank, host = reader.integer("Q"), reader.integer("I"), reader.text()
+        source = cls(generation, rank, host, Endpoint.read(reader), _seconds(reader.real()))
+        reader.end()
+        return source
 
 
 @dataclass(frozen=True)

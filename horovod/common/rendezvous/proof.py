@@ -42,6 +42,7 @@ class Purpose(enum.IntEnum):
     HOST = 2  # the leader of a host to the rendezvous server
     DATA = 3  # a rank to a lower one on another host
     CONTROL = 4  # the leader of a host to rank 0
+    TABLE = 5  # the leader of a host to another that passes the table on
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ class Claim:
     sender: int  # rank
     receiver: int  # rank; 0 for the server
     encrypts: bool = False  # the sender, if the receiver does
+
+    def __str__(self) -> str:
+        """The claim in words."""
+        return (
+            f"a {self.purpose.name} connection of rank {self.sender} to rank {self.receiver} in generation "
+            f"{self.generation}"
+        )
 
 
 def encode_opening(claim: Claim, challenge: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import logging
 import os
 import socket
 import time
@@ -11,14 +12,19 @@ from horovod import __version__
 from horovod.common.environment import Identity, Tunables
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.addresses import endpoint_of
+from horovod.common.rendezvous.connection import CLOSED
 from horovod.common.rendezvous.encryption import Encryption
 from horovod.common.rendezvous.loop import Loop
 from horovod.common.rendezvous.mesh import Mesh
 from horovod.common.rendezvous.messages import NOWHERE, Configuration, Hello, Place
 from horovod.common.rendezvous.proof import Key
+from horovod.common.rendezvous.refusals import Refusals
 from horovod.common.rendezvous.server import host_key
+from horovod.common.rendezvous.table import Table
 from horovod.common.rendezvous.times import STEP_SECONDS
 from horovod.common.rendezvous.wiring import Wiring
+
+_log = logging.getLogger("horovod")
 
 
 @dataclass
@@ -34,6 +40,8 @@ class Rank:
         host_key: What ranks of different hosts prove to each other.
         listener: Where it will listen for ranks of other hosts, if there are any.
         encryption: Which connections with them are encrypted.
+        refusals: Tells whom it turned away.
+        mesh: Its connections with them, once it has the table.
     """
 
     loop: Loop
@@ -44,6 +52,8 @@ class Rank:
     host_key: Key
     listener: socket.socket | None
     encryption: Encryption
+    refusals: Refusals
+    mesh: Mesh | None = None
 
     @classmethod
     def make(
@@ -76,6 +86,7 @@ class Rank:
             host_key=host_key(identity.secret_key, identity.job_id),
             listener=listener,
             encryption=encryption,
+            refusals=Refusals(f"init of rank {identity.rank}", _log.warning, quiet_about=(CLOSED,)),
         )
 
     @property
@@ -83,14 +94,30 @@ class Rank:
         """Where it stands in the job."""
         return self.hello.place
 
+    def listen(self, table: Table) -> None:
+        """Lets ranks of other hosts connect, and pass the table on."""
+        assert self.listener is not None
+        self.mesh = Mesh(
+            self.loop,
+            self.place.rank,
+            table,
+            self.listener,
+            self.host_key,
+            encryption=self.encryption,
+            on_refused=self.refusals.add,
+        )
+
     def link(self, wiring: Wiring) -> None:
         """Connects to the ranks of the other hosts.
 
         Raises:
             HorovodInternalError: Not all of them could be reached.
         """
-        assert self.listener is not None
-        mesh = Mesh(self.loop, self.place.rank, wiring.table, self.listener, self.host_key, encryption=self.encryption)
+        if self.mesh is None:
+            self.listen(wiring.table)
+        mesh = self.mesh
+        assert mesh is not None
+        mesh.connect()
         try:
             if not self.loop.run_until(mesh.is_complete, time.monotonic() + STEP_SECONDS):
                 raise HorovodInternalError(
@@ -103,6 +130,8 @@ class Rank:
 
     def close(self) -> None:
         """Closes what it holds."""
+        if self.mesh is not None:
+            self.mesh.close()
         if self.listener is not None:
             self.listener.close()
         self.loop.close()

@@ -2,13 +2,13 @@
 
 It runs in the launcher, or in rank 0's process where there is no launcher (hosting.py). Only the leader of each host
 (its local rank 0) talks to it, so it has as many connections as there are hosts; followers talk to their leader
-(leader.py). Everything it sends is the table of all ranks, once to each host. One attempt:
+(leader.py). The table of all ranks goes to a few hosts, which pass it on (tree.py). One attempt:
 
     leader                              server
     HELLO (its place, its time)    -->  at once, while it still waits for the ranks of its host
                                    <--  ACCEPTED (seconds that the server will still wait)
     REPORT (all ranks of the host) -->  until every rank is there, once, or the time is over
-                                   <--  TABLE (generation, hosts, ranks, where each listens)
+                                   <--  TABLE (generation, hosts, ranks, where each listens), or SOURCE (who has it)
     its ranks connect to all others
     LINKED                         -->  all linked
                                    <--  GO
@@ -36,11 +36,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.rendezvous import tree
 from horovod.common.rendezvous.attempt import STEPS, Attempt, Leader, State
 from horovod.common.rendezvous.connection import Connection
-from horovod.common.rendezvous.door import MAX_STRANGERS, Door
+from horovod.common.rendezvous.door import Door
 from horovod.common.rendezvous.encoding import ProtocolError
 from horovod.common.rendezvous.encryption import Encryption, check_alike, find_encryption
+from horovod.common.rendezvous.gate import MAX_STRANGERS
 from horovod.common.rendezvous.loop import Loop
 from horovod.common.rendezvous.messages import (
     HostHello,
@@ -52,13 +54,12 @@ from horovod.common.rendezvous.messages import (
     read_version,
 )
 from horovod.common.rendezvous.proof import Claim, Key, Purpose
+from horovod.common.rendezvous.refusals import Refusals
 from horovod.common.rendezvous.table import Host, check_host, check_members, check_version, make_table
 from horovod.common.rendezvous.times import GRACE_SECONDS, STEP_SECONDS
 
 # How long a leader may take to hear the end of an attempt.
 _GOODBYE_SECONDS = 5.0
-# Strangers are told about, but a port scanner must not fill the log.
-_TOLD_STRANGERS = 10
 
 
 class RendezvousServer:
@@ -66,7 +67,6 @@ class RendezvousServer:
 
     Attributes:
         loop: In which it runs.
-        tell: Called with what an administrator should know.
         bytes_sent: What was said to leaders, in bytes, over all attempts.
     """
 
@@ -93,10 +93,8 @@ class RendezvousServer:
         """
         self.bytes_sent = 0
         self.loop = Loop()
-        self.tell = tell
         self._once = once
         self._encryption = find_encryption() if encryption is None else encryption
-        self._told_strangers = 0
         self._host_of_rank = host_of_rank
         self._attempt: Attempt | None = None
         self._last_failure = ""
@@ -107,7 +105,7 @@ class RendezvousServer:
             key,
             admits=_is_for_host,
             on_guest=self._on_hello,
-            on_refused=self._on_refused,
+            on_refused=Refusals("rendezvous", tell).add,
             max_strangers=max(MAX_STRANGERS, 2 * len(set(host_of_rank))),
             encryption=self._encryption,
         )
@@ -172,7 +170,7 @@ class RendezvousServer:
         attempt.add(leader)
         connection.on_frame = lambda kind, body: self._on_frame(leader, kind, body)
         connection.on_closed = lambda reason: self._on_lost(leader, reason)
-        self._say([leader], Kind.ACCEPTED, encode_accepted(max(0.0, attempt.deadline - time.monotonic())))
+        self._say(leader, Kind.ACCEPTED, encode_accepted(max(0.0, attempt.deadline - time.monotonic())))
 
     def _check_newcomer(self, hello: HostHello) -> None:
         attempt = self._attempt
@@ -212,35 +210,30 @@ class RendezvousServer:
     def _on_lost(self, leader: Leader, reason: str) -> None:
         self._fail_with(HorovodInternalError(lost(leader, reason)))
 
-    def _on_refused(self, peer: str, reason: str) -> None:
-        self._told_strangers += 1
-        if self._told_strangers <= _TOLD_STRANGERS:
-            last = " (further ones are not told)" if self._told_strangers == _TOLD_STRANGERS else ""
-            self.tell(f"rendezvous: turned a connection from {peer} away: {reason}{last}")
-
     # ---- What becomes of it ------------------------------------------------------------------------------------------
 
     def _go_on(self, attempt: Attempt) -> None:
         """Takes the next step if everyone has said what it needs."""
         if not all(leader.has_said_it for leader in attempt.leaders.values()):
             return
-        body = b""
+        _, answer, following = STEPS[attempt.state]
+        if following is None:
+            self._end(answer, b"")
+            return
+        leaders = [leader for _, leader in sorted(attempt.leaders.items())]
+        answers: Sequence[tuple[Kind, bytes]] = [(answer, b"")] * len(leaders)
         if attempt.state is State.GATHERING:
             if not attempt.is_everyone_there():
                 return
             try:
-                body = make_table(attempt.hosts()).encode()
+                answers = tree.messages_for_hosts(make_table(attempt.hosts()))
             except (ValueError, HorovodInternalError) as error:
                 self._fail_with(error)
                 return
-        _, answer, following = STEPS[attempt.state]
-        if following is None:
-            self._end(answer, body)
-            return
         attempt.state = following
-        for leader in attempt.leaders.values():
+        for leader, (kind, body) in zip(leaders, answers, strict=True):
             leader.has_said_it = False
-        self._say(attempt.leaders.values(), answer, body)
+            self._say(leader, kind, body)
         self._set_deadline(attempt, STEP_SECONDS + 2 * GRACE_SECONDS)
 
     def _check(self, check: Callable[[], None]) -> bool:
@@ -283,10 +276,9 @@ class RendezvousServer:
             self._door.close()
         self._say_goodbye([leader.connection for leader in attempt.leaders.values()], kind, body)
 
-    def _say(self, leaders: Iterable[Leader], kind: Kind, body: bytes) -> None:
-        for leader in leaders:
-            self.bytes_sent += len(body)
-            leader.connection.say(kind, body)
+    def _say(self, leader: Leader, kind: Kind, body: bytes) -> None:
+        self.bytes_sent += len(body)
+        leader.connection.say(kind, body)
 
     def _say_goodbye(self, connections: Iterable[Connection], kind: Kind, body: bytes) -> None:
         self._goodbyes = [connection for connection in self._goodbyes if connection.is_open()]

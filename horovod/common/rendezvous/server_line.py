@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.caller import Address, Caller
@@ -44,8 +44,8 @@ class ServerLine:
         self._server = f"the rendezvous at {addresses[0][1][0]} port {addresses[0][1][1]}"
         self._deadline = time.monotonic() + timeout
         self._connection: Connection | None = None
-        self._asked_for: Kind | None = None
-        self._heard: bytes | None = None
+        self._asked_for: Collection[Kind] = ()
+        self._heard: tuple[Kind, bytes] | None = None
         self._verdict: Exception | None = None
         self._failing = False
         self._lost: str | None = None  # why the connection has ended
@@ -79,17 +79,22 @@ class ServerLine:
         self._connection.say(kind, body)
 
     def expect(self, kind: Kind, seconds: float) -> bytes:
-        """Waits for what the server says next.
+        """Waits for what the server says next; see `expect_one_of`."""
+        return self.expect_one_of((kind,), seconds)[1]
+
+    def expect_one_of(self, kinds: Collection[Kind], seconds: float) -> tuple[Kind, bytes]:
+        """Waits for what the server says next, and returns which it is.
 
         Raises:
             HorovodInternalError, ValueError: What went wrong instead, here or elsewhere.
         """
         if self._lost is not None:
             raise HorovodInternalError(lost(self._server, self._lost))
-        self._asked_for, self._heard = kind, None
+        self._asked_for, self._heard = kinds, None
         if not self._loop.run_until(lambda: self._heard is not None, time.monotonic() + seconds):
-            raise HorovodInternalError(lost(self._server, f"no {kind.name} in time"))
-        heard, self._asked_for, self._heard = self._heard, None, None
+            names = " or ".join(kind.name for kind in kinds)
+            raise HorovodInternalError(lost(self._server, f"no {names} in time"))
+        heard, self._asked_for, self._heard = self._heard, (), None
         assert heard is not None
         return heard
 
@@ -131,9 +136,9 @@ class ServerLine:
         if kind is Kind.FAILED:
             self._verdict = decode_error(body)
             raise self._verdict
-        if kind is not self._asked_for or self._heard is not None:
+        if kind not in self._asked_for or self._heard is not None:
             raise HorovodInternalError(lost(self._server, f"it said {kind.name} unasked"))
-        self._heard = body
+        self._heard = kind, body
 
     def _on_verdict(self, kind: Kind, body: bytes) -> None:
         if kind is Kind.FAILED:

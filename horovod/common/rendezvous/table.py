@@ -31,7 +31,10 @@ class Table:
 
     def leaders(self) -> list[int]:
         """The lowest rank of each host, which is its local rank 0."""
-        return [self.host_of.index(host) for host in range(len(self.hosts))]
+        lowest: dict[int, int] = {}
+        for rank, host in enumerate(self.host_of):
+            lowest.setdefault(host, rank)
+        return list(lowest.values())  # hosts are in the order of these
 
     def is_homogeneous(self) -> bool:
         """Whether every host has the same number of ranks."""

@@ -1,0 +1,25 @@
+// Durations in words.
+#ifndef HOROVOD_ENGINE_DURATIONS_H_
+#define HOROVOD_ENGINE_DURATIONS_H_
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+namespace hvd {
+
+// "30 s", "0.25 s": whole seconds from 100 on, three digits below.
+inline std::string seconds_text(double seconds) {
+  std::array<char, 400> text{};  // the largest double has 309 digits
+  std::snprintf(text.data(), text.size(), seconds < 100 ? "%.3g s" : "%.0f s", seconds);
+  return text.data();
+}
+
+// The same for a time that was measured: nobody wants to know whether a minute was 60.2 s.
+inline std::string measured_seconds_text(double seconds) {
+  return seconds_text(seconds < 1 ? seconds : std::floor(seconds));
+}
+
+}  // namespace hvd
+#endif  // HOROVOD_ENGINE_DURATIONS_H_
