@@ -6,20 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-import horovod.tensorflow as hvd
-from horovod._keras.optimizers import require_tensorflow_backend
-from horovod.tensorflow.util import reference
+import horovod.numpy as hvd
+from horovod._keras.loss_scale import scale_variables
 
 
 def _variables_of(optimizer: Any) -> list[Any]:
     """All variables of an optimizer: of Keras 2's legacy ones they are what a function returns."""
     variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)
+    return [*(variables() if callable(variables) else variables), *scale_variables(optimizer)]
 
 
-class BroadcastGlobalVariables:
+class _OnFramework:
+    """Has what Keras runs on: on_tensorflow or on_torch, which the classes that are made of these set."""
+
+    _framework: Any
+
+
+class BroadcastGlobalVariables(_OnFramework):
     """After the first batch, gives all variables of model and optimizer the values of one rank.
 
     So all ranks begin with the same weights, whether those are random or restored from a checkpoint.
@@ -33,15 +37,14 @@ class BroadcastGlobalVariables:
     def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
         """Keeps the arguments."""
         super().__init__()
-        require_tensorflow_backend("BroadcastGlobalVariablesCallback")
         self.root_rank = root_rank
         self.device = device
         self.broadcast_done = False
-        self._local_variables = {reference(variable) for variable in local_variables or ()}
+        self._local_variables = {self._framework.reference(variable) for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
         """From now on this variable stays each rank's own."""
-        self._local_variables.add(reference(var))
+        self._local_variables.add(self._framework.reference(var))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Does it after the first batch."""
@@ -49,9 +52,9 @@ class BroadcastGlobalVariables:
             return
         own: Any = self
         candidates = [*own.model.variables, *_variables_of(own.model.optimizer)]
+        reference = self._framework.reference
         shared = [variable for variable in candidates if reference(variable) not in self._local_variables]
-        with tf.device(self.device):
-            hvd.broadcast_variables(shared, self.root_rank)
+        self._framework.broadcast_variables(shared, self.root_rank, self.device)
         self.broadcast_done = True
 
 
@@ -61,13 +64,12 @@ class MetricAverage:
     Callbacks that look at metrics have to come after it in the list.
 
     Args:
-        device: Where the operation is to be run.
+        device: Makes no difference: metrics are numbers of Python.
     """
 
     def __init__(self, device: str = "") -> None:
         """Keeps the argument."""
         super().__init__()
-        require_tensorflow_backend("MetricAverageCallback")
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -75,9 +77,8 @@ class MetricAverage:
         if not logs:
             return
         names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
-        values = tf.constant([float(logs[name]) for name in names], tf.float64)
-        with tf.device(self.device):
-            averages = hvd.allreduce(values, op=hvd.Average, name="MetricAverageCallback").numpy()
+        values = np.array([float(logs[name]) for name in names])
+        averages = hvd.allreduce(values, op=hvd.Average, name="MetricAverageCallback")
         logs.update(zip(names, averages.tolist(), strict=True))
 
 
@@ -106,7 +107,6 @@ class LearningRateSchedule:
     ) -> None:
         """Keeps the arguments."""
         super().__init__()
-        require_tensorflow_backend("LearningRateScheduleCallback")
         if initial_lr is None:
             raise ValueError("Parameter `initial_lr` is required")
         self.initial_lr = initial_lr
@@ -227,5 +227,5 @@ def _scale_momentum(optimizer: Any, weights: Sequence[Any], factor: float) -> No
     ]
     if "momentum" in getattr(optimizer, "get_slot_names", list)():  # a legacy optimizer of Keras 2
         slots = [optimizer.get_slot(weight, "momentum") for weight in weights]
-    for slot in {reference(slot): slot for slot in slots if slot is not None}.values():
+    for slot in {id(slot): slot for slot in slots if slot is not None}.values():
         slot.assign(slot * factor)
