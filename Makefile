@@ -50,15 +50,16 @@ $(VENV)/.created:
 	@$(BIN)/pip install --quiet 'scikit-build-core>=0.10' cmake ninja
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.created $(SOURCES)
-	@echo "Building and installing Horovod"
-	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch,test-tensorflow,bench]'
-	@touch $@
-
 # The requirements of an extra, without the package: $(call install_extra,lint)
 install_extra = $(BIN)/python -c 'import tomllib; \
   print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"], sep="\n")' \
   | $(BIN)/pip install --quiet -r /dev/stdin
+
+$(VENV)/.installed: $(VENV)/.created $(SOURCES)
+	@echo "Building and installing Horovod"
+	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch,test-tensorflow,bench]'
+	@$(call install_extra,test-keras2) --no-deps
+	@touch $@
 
 $(VENV)/.lint: $(VENV)/.created pyproject.toml
 	@echo "Installing the checkers"
