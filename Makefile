@@ -124,7 +124,7 @@ wheel: $(VENV)/.created ## Build the wheel into dist/
 	@rm -rf dist && $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist . && ls dist
 
 .PHONY: test-versions
-test-versions: wheel ## Run the Python tests on other Pythons and the oldest NumPy, with one wheel for all
+test-versions: wheel ## Run the Python tests on other Pythons, the oldest NumPy and older TensorFlows, with one wheel for all
 	@.ci/test-versions dist/*.whl $(PYTHONS)
 
 .PHONY: soak
