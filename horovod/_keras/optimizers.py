@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from horovod._keras.framework import other_backend
 from horovod._keras.loss_scale import agree_on_finite_gradients
-from horovod._keras.messages import other_backend
 from horovod.common.gradient_reduction import GradientReduction, require_sum_or_average
 
 

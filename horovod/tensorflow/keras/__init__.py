@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._keras import on_tensorflow as _framework
-from horovod._keras.messages import other_backend as _other_backend
+from horovod._keras.framework import other_backend as _other_backend
 from horovod._keras.models import load_model as _load_model
 from horovod._keras.on_tensorflow import allgather, broadcast, reducescatter
 from horovod._keras.optimizers import distributed as _distributed
