@@ -85,7 +85,7 @@ def test_the_cost_of_a_gradient_is_measured(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="it compares with TensorFlow's own")
 def test_steps_of_tensorflow_are_measured(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    script = [sys.executable, str(RUN.parent / "tensorflow_training.py"), "--models", "CNN", "--batch-size", "2"]
+    script = [sys.executable, str(RUN.parent / "tensorflow_steps.py"), "--models", "CNN", "--batch-size", "2"]
     short = ["--rounds", "2", "--steps", "2", "--report", str(report)]
     launch = [sys.executable, "-P", "-m", "horovod.runner.launch", "-np", "2", *script, *short]
     ended = subprocess.run(launch, capture_output=True, text=True, timeout=240, check=False)

@@ -1,6 +1,6 @@
 """Steps of training with TensorFlow: Horovod's tape against MultiWorkerMirroredStrategy, in the same processes.
 
-    horovodrun -np 2 python benchmarks/tensorflow_training.py [--rounds 8] [--steps 10] [--report FILE]
+    horovodrun -np 2 python benchmarks/tensorflow_steps.py [--rounds 8] [--steps 10] [--report FILE]
 
 Three ways train their own copy of a Keras model on the same data, each in a tf.function: ranks that do not talk,
 DistributedGradientTape, and MultiWorkerMirroredStrategy (over gRPC, which is what it has on CPUs). Rounds of them
