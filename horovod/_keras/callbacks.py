@@ -82,7 +82,7 @@ class MetricAverage:
         logs.update(zip(names, averages.tolist(), strict=True))
 
 
-class LearningRateSchedule:
+class LearningRateSchedule(_OnFramework):
     """Sets the learning rate to initial_lr * multiplier(epoch), for some epochs.
 
     Args:
@@ -127,7 +127,7 @@ class LearningRateSchedule:
         """Finds out how many steps an epoch has, if it needs to know."""
         own: Any = self
         if self.steps_per_epoch is None and not self.staircase:
-            self.steps_per_epoch = own.params.get("steps")
+            self.steps_per_epoch = _steps(own.params)
             if not self.steps_per_epoch:
                 raise ValueError(
                     "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter "
@@ -152,16 +152,18 @@ class LearningRateSchedule:
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Has the learning rate among the metrics."""
         if logs is not None:
-            logs["lr"] = float(_innermost(self).learning_rate)
+            logs["lr"] = self._framework.number(_innermost(self).learning_rate)
 
     def _adjust(self, epoch: float) -> None:
         optimizer = _innermost(self)
-        before = float(optimizer.learning_rate)
+        before = self._framework.number(optimizer.learning_rate)
         after = self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = after
         if self.momentum_correction and before and after != before:
+            # What momentum has added up contains the learning rate of its time, and gets the new one.
             own: Any = self
-            _scale_momentum(optimizer, own.model.trainable_weights, after / before)
+            for slot in _momentums(optimizer, own.model.trainable_weights):
+                self._framework.multiply(slot, after / before)
 
 
 class LearningRateWarmup(LearningRateSchedule):
@@ -207,7 +209,7 @@ class LearningRateWarmup(LearningRateSchedule):
         """Says so when the warm-up has ended."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and hvd.rank() == 0:
-            rate = float(_innermost(self).learning_rate)
+            rate = self._framework.number(_innermost(self).learning_rate)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
@@ -217,15 +219,21 @@ def _innermost(callback: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _scale_momentum(optimizer: Any, weights: Sequence[Any], factor: float) -> None:
-    """Momentum correction: what has been added up contains the learning rate of its time, and gets the new one."""
-    slots = [
-        slot
-        for name in ("momentums", "_momentums")
-        if getattr(optimizer, "momentum", None)
-        for slot in getattr(optimizer, name, None) or ()
-    ]
-    if "momentum" in getattr(optimizer, "get_slot_names", list)():  # a legacy optimizer of Keras 2
-        slots = [optimizer.get_slot(weight, "momentum") for weight in weights]
-    for slot in {id(slot): slot for slot in slots if slot is not None}.values():
-        slot.assign(slot * factor)
+def _momentums(optimizer: Any, weights: Sequence[Any]) -> list[Any]:
+    """The variables in which an optimizer adds up momentum."""
+    if hasattr(optimizer, "get_slot_names"):  # a legacy optimizer of Keras 2
+        known = "momentum" in optimizer.get_slot_names()
+        return [optimizer.get_slot(weight, "momentum") for weight in weights] if known else []
+    if not getattr(optimizer, "momentum", None):
+        return []
+    slots = [slot for name in ("momentums", "_momentums") for slot in getattr(optimizer, name, None) or ()]
+    return list({id(slot): slot for slot in slots if slot is not None}.values())
+
+
+def _steps(params: dict[str, Any]) -> int | None:
+    """The batches of an epoch, if Keras knows them; in sessions of TensorFlow 1 it tells of samples instead."""
+    if params.get("steps"):
+        return int(params["steps"])
+    if params.get("samples") and params.get("batch_size"):
+        return -(-int(params["samples"]) // int(params["batch_size"]))
+    return None

@@ -31,6 +31,8 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_variables",
     "infinite_unless",
+    "multiply",
+    "number",
     "reducescatter",
     "reference",
 ]
@@ -39,7 +41,22 @@ __all__ = [
 def broadcast_variables(variables: Sequence[Any], root_rank: int, device: str) -> None:
     """Gives variables the root's values."""
     with tf.device(device):
-        functions.broadcast_variables(variables, root_rank)
+        operation = functions.broadcast_variables(variables, root_rank)
+    if not tf.executing_eagerly():  # Keras 2 in a session of TensorFlow 1
+        tf.compat.v1.keras.backend.get_session().run(operation)
+
+
+def number(variable: Any) -> float:
+    """The number that a variable holds."""
+    return float(variable if tf.executing_eagerly() else tf.keras.backend.get_value(variable))
+
+
+def multiply(variable: Any, factor: float) -> None:
+    """Multiplies what a variable holds."""
+    if tf.executing_eagerly():
+        variable.assign(variable * factor)
+    else:
+        tf.keras.backend.set_value(variable, tf.keras.backend.get_value(variable) * factor)
 
 
 def agree(reducer: GradientReducer, truth: Any) -> Any:

@@ -26,6 +26,8 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "broadcast_variables",
+    "multiply",
+    "number",
     "reducescatter",
     "reference",
 ]
@@ -121,6 +123,16 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, device: str) -
     """Gives variables the root's values; device is TensorFlow's."""
     distinct = {id(reference(variable)): reference(variable).data for variable in variables}
     hvd.broadcast_parameters(list(distinct.values()), root_rank)
+
+
+def number(variable: Any) -> float:
+    """The number that a variable holds."""
+    return float(variable)
+
+
+def multiply(variable: Any, factor: float) -> None:
+    """Multiplies what a variable holds."""
+    variable.assign(variable * factor)
 
 
 def broadcast_global_variables(root_rank: int) -> NoReturn:

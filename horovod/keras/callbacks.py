@@ -23,10 +23,12 @@ class MetricAverageCallback(_callbacks.MetricAverage, keras.callbacks.Callback):
 
 class LearningRateScheduleCallback(_callbacks.LearningRateSchedule, keras.callbacks.Callback):  # type: ignore[misc]
     __doc__ = _callbacks.LearningRateSchedule.__doc__
+    _framework = _framework
 
 
 class LearningRateWarmupCallback(_callbacks.LearningRateWarmup, keras.callbacks.Callback):  # type: ignore[misc]
     __doc__ = _callbacks.LearningRateWarmup.__doc__
+    _framework = _framework
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]

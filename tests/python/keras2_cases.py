@@ -6,11 +6,13 @@ Keras 3 has the same in test_tensorflow_training.py.
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from cases import Cases
 from tensorflow_training import check_same, convolution, data_of, dense, embedding, fit, keras, train, twins
 
 import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
 
 keras2_cases = Cases()
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -71,3 +73,24 @@ def several_passes_of_keras_2_make_a_step() -> None:
         train(alone, OPTIMIZERS["momentum"](family), pairs)
         check_same(model, alone, what=family.__name__)
         assert int(optimizer.iterations.numpy()) == 2
+
+
+@keras2_cases.add
+def models_of_keras_2_are_trained_in_sessions_of_tensorflow_1() -> None:
+    random = np.random.default_rng(hvd.rank())
+    values = random.standard_normal((24, 4)).astype(np.float32)
+    with tf.Graph().as_default():
+        keras.utils.set_random_seed(hvd.rank())  # other weights on each rank
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.legacy.SGD(0.02, momentum=0.9))
+        model.compile(optimizer, "mse")
+        callbacks = [
+            hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd_keras.callbacks.MetricAverageCallback(),
+            hvd_keras.callbacks.LearningRateWarmupCallback(0.02, warmup_epochs=2),
+        ]
+        labels = values.sum(axis=1, keepdims=True)
+        history = model.fit(values, labels, batch_size=8, epochs=2, callbacks=callbacks, verbose=0).history
+        outcomes = hvd.allgather_object((history, [weight.tobytes() for weight in model.get_weights()]))
+    assert outcomes[0] == outcomes[1]
+    np.testing.assert_allclose(history["lr"], [0.015, 0.02], rtol=1e-6)
