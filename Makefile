@@ -52,15 +52,16 @@ $(VENV)/.created:
 	@$(BIN)/pip install --quiet 'scikit-build-core>=0.10' cmake ninja
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.created $(SOURCES)
-	@echo "Building and installing Horovod"
-	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch,test-tensorflow,bench]'
-	@touch $@
-
 # The requirements of an extra, without the package: $(call install_extra,lint)
 install_extra = $(BIN)/python -c 'import tomllib; \
   print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"], sep="\n")' \
   | $(BIN)/pip install --quiet -r /dev/stdin
+
+$(VENV)/.installed: $(VENV)/.created $(SOURCES)
+	@echo "Building and installing Horovod"
+	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch,test-tensorflow,bench]'
+	@$(call install_extra,test-keras2) --no-deps
+	@touch $@
 
 $(VENV)/.lint: $(VENV)/.created pyproject.toml
 	@echo "Installing the checkers"
@@ -125,8 +126,8 @@ wheel: $(VENV)/.created ## Build the wheel into dist/
 	@rm -rf dist && $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist . && ls dist
 
 .PHONY: test-versions
-test-versions: wheel ## Run the Python tests on other Pythons and the oldest NumPy, with one wheel for all
-	@.ci/test-versions dist/*.whl $(PYTHONS)
+test-versions: wheel ## Run the Python tests on other Pythons, the oldest NumPy and older TensorFlows, with one wheel for all
+	@PYTEST_PARALLEL='$(PYTEST_PARALLEL)' .ci/test-versions dist/*.whl $(PYTHONS)
 
 .PHONY: soak
 soak: test-cpp ## Stress the engine for SOAK_MINUTES (60)

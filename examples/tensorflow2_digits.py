@@ -15,7 +15,6 @@ from typing import Any
 
 import tensorflow as tf
 from sklearn.datasets import load_digits
-from tqdm import tqdm
 
 import horovod.tensorflow as hvd
 
@@ -83,13 +82,13 @@ def main() -> None:
     hvd.broadcast_variables(model.variables, root_rank=0)  # all begin with the weights of rank 0
     step = make_step(model, optimizer)
 
-    progress: Any = range(args.epochs)
-    if hvd.rank() == 0:
-        progress = tqdm(progress, desc="training", unit="epoch", ncols=80)
     start = time.perf_counter()
-    for _ in progress:
-        for images, labels in train_data:
-            step(images, labels)
+    for number, (images, labels) in enumerate(train_data.repeat(args.epochs)):
+        loss = step(images, labels)
+        if number % 100 == 0:
+            mean = hvd.allreduce(loss, name="loss")  # on all processes, or it would wait for the others
+            if hvd.rank() == 0:
+                print(f"step {number}: loss {mean:.4f}", flush=True)
     rate = args.epochs * steps * args.batch_size * hvd.size() / (time.perf_counter() - start)
 
     right = tf.reduce_sum(tf.cast(tf.argmax(model(test_images), axis=1) == test_labels, tf.float32))

@@ -6,20 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-import horovod.tensorflow as hvd
-from horovod._keras.optimizers import require_tensorflow_backend
-from horovod.tensorflow.util import reference
+import horovod.numpy as hvd
+from horovod._keras.loss_scale import scale_variables
 
 
 def _variables_of(optimizer: Any) -> list[Any]:
     """All variables of an optimizer: of Keras 2's legacy ones they are what a function returns."""
     variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)
+    return [*(variables() if callable(variables) else variables), *scale_variables(optimizer)]
 
 
-class BroadcastGlobalVariables:
+class _OnFramework:
+    """Has what Keras runs on: on_tensorflow or on_torch, which the classes that are made of these set."""
+
+    _framework: Any
+
+
+class BroadcastGlobalVariables(_OnFramework):
     """After the first batch, gives all variables of model and optimizer the values of one rank.
 
     So all ranks begin with the same weights, whether those are random or restored from a checkpoint.
@@ -33,15 +37,14 @@ class BroadcastGlobalVariables:
     def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:
         """Keeps the arguments."""
         super().__init__()
-        require_tensorflow_backend("BroadcastGlobalVariablesCallback")
         self.root_rank = root_rank
         self.device = device
         self.broadcast_done = False
-        self._local_variables = {reference(variable) for variable in local_variables or ()}
+        self._local_variables = {self._framework.reference(variable) for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
         """From now on this variable stays each rank's own."""
-        self._local_variables.add(reference(var))
+        self._local_variables.add(self._framework.reference(var))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Does it after the first batch."""
@@ -49,9 +52,9 @@ class BroadcastGlobalVariables:
             return
         own: Any = self
         candidates = [*own.model.variables, *_variables_of(own.model.optimizer)]
+        reference = self._framework.reference
         shared = [variable for variable in candidates if reference(variable) not in self._local_variables]
-        with tf.device(self.device):
-            hvd.broadcast_variables(shared, self.root_rank)
+        self._framework.broadcast_variables(shared, self.root_rank, self.device)
         self.broadcast_done = True
 
 
@@ -61,13 +64,12 @@ class MetricAverage:
     Callbacks that look at metrics have to come after it in the list.
 
     Args:
-        device: Where the operation is to be run.
+        device: Makes no difference: metrics are numbers of Python.
     """
 
     def __init__(self, device: str = "") -> None:
         """Keeps the argument."""
         super().__init__()
-        require_tensorflow_backend("MetricAverageCallback")
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -75,13 +77,12 @@ class MetricAverage:
         if not logs:
             return
         names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
-        values = tf.constant([float(logs[name]) for name in names], tf.float64)
-        with tf.device(self.device):
-            averages = hvd.allreduce(values, op=hvd.Average, name="MetricAverageCallback").numpy()
+        values = np.array([float(logs[name]) for name in names])
+        averages = hvd.allreduce(values, op=hvd.Average, name="MetricAverageCallback")
         logs.update(zip(names, averages.tolist(), strict=True))
 
 
-class LearningRateSchedule:
+class LearningRateSchedule(_OnFramework):
     """Sets the learning rate to initial_lr * multiplier(epoch), for some epochs.
 
     Args:
@@ -106,7 +107,6 @@ class LearningRateSchedule:
     ) -> None:
         """Keeps the arguments."""
         super().__init__()
-        require_tensorflow_backend("LearningRateScheduleCallback")
         if initial_lr is None:
             raise ValueError("Parameter `initial_lr` is required")
         self.initial_lr = initial_lr
@@ -127,7 +127,7 @@ class LearningRateSchedule:
         """Finds out how many steps an epoch has, if it needs to know."""
         own: Any = self
         if self.steps_per_epoch is None and not self.staircase:
-            self.steps_per_epoch = own.params.get("steps")
+            self.steps_per_epoch = _steps(own.params)
             if not self.steps_per_epoch:
                 raise ValueError(
                     "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter "
@@ -152,16 +152,18 @@ class LearningRateSchedule:
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Has the learning rate among the metrics."""
         if logs is not None:
-            logs["lr"] = float(_innermost(self).learning_rate)
+            logs["lr"] = self._framework.number(_innermost(self).learning_rate)
 
     def _adjust(self, epoch: float) -> None:
         optimizer = _innermost(self)
-        before = float(optimizer.learning_rate)
+        before = self._framework.number(optimizer.learning_rate)
         after = self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = after
         if self.momentum_correction and before and after != before:
+            # What momentum has added up contains the learning rate of its time, and gets the new one.
             own: Any = self
-            _scale_momentum(optimizer, own.model.trainable_weights, after / before)
+            for slot in _momentums(optimizer, own.model.trainable_weights):
+                self._framework.multiply(slot, after / before)
 
 
 class LearningRateWarmup(LearningRateSchedule):
@@ -207,7 +209,7 @@ class LearningRateWarmup(LearningRateSchedule):
         """Says so when the warm-up has ended."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and hvd.rank() == 0:
-            rate = float(_innermost(self).learning_rate)
+            rate = self._framework.number(_innermost(self).learning_rate)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
@@ -217,15 +219,21 @@ def _innermost(callback: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _scale_momentum(optimizer: Any, weights: Sequence[Any], factor: float) -> None:
-    """Momentum correction: what has been added up contains the learning rate of its time, and gets the new one."""
-    slots = [
-        slot
-        for name in ("momentums", "_momentums")
-        if getattr(optimizer, "momentum", None)
-        for slot in getattr(optimizer, name, None) or ()
-    ]
-    if "momentum" in getattr(optimizer, "get_slot_names", list)():  # a legacy optimizer of Keras 2
-        slots = [optimizer.get_slot(weight, "momentum") for weight in weights]
-    for slot in {reference(slot): slot for slot in slots if slot is not None}.values():
-        slot.assign(slot * factor)
+def _momentums(optimizer: Any, weights: Sequence[Any]) -> list[Any]:
+    """The variables in which an optimizer adds up momentum."""
+    if hasattr(optimizer, "get_slot_names"):  # a legacy optimizer of Keras 2
+        known = "momentum" in optimizer.get_slot_names()
+        return [optimizer.get_slot(weight, "momentum") for weight in weights] if known else []
+    if not getattr(optimizer, "momentum", None):
+        return []
+    slots = [slot for name in ("momentums", "_momentums") for slot in getattr(optimizer, name, None) or ()]
+    return list({id(slot): slot for slot in slots if slot is not None}.values())
+
+
+def _steps(params: dict[str, Any]) -> int | None:
+    """The batches of an epoch, if Keras knows them; in sessions of TensorFlow 1 it tells of samples instead."""
+    if params.get("steps"):
+        return int(params["steps"])
+    if params.get("samples") and params.get("batch_size"):
+        return -(-int(params["samples"]) // int(params["batch_size"]))
+    return None

@@ -8,37 +8,58 @@ distributed.
 """
 
 import sys
+from types import ModuleType
 from typing import Any
 
-import tensorflow as tf
 
-from horovod.common.reduce_ops import Min
-from horovod.tensorflow.naming import operation_name
-from horovod.tensorflow.reductions import reduce_tensors
-
-
-def agree_on_finite_gradients(optimizer: Any) -> None:
+def agree_on_finite_gradients(framework: ModuleType, optimizer: Any) -> None:
     """Changes Keras' LossScaleOptimizer, of the Keras that the optimizer is of, if it has not been changed before."""
-    package = type(optimizer).__module__.partition(".")[0]
-    keras = sys.modules.get(package)
-    if package == "keras" and keras is not None:
-        _change_keras3(keras)
+    packages = {cls.__module__.partition(".")[0] for cls in type(optimizer).__mro__}
+    if "keras" in packages:
+        _change(sys.modules["keras"].optimizers.LossScaleOptimizer, _change_keras3, framework)
+    if "tf_keras" in packages:
+        # One for each generation of optimizers.
+        for scaler in sys.modules["tf_keras"].mixed_precision.LossScaleOptimizer.__subclasses__():
+            _change(scaler, _change_keras2, framework)
 
 
-def _change_keras3(keras: Any) -> None:
-    scaler = getattr(keras.optimizers, "LossScaleOptimizer", None)
-    if scaler is None or getattr(scaler, "_hvd_agrees", False):
-        return
+def scale_variables(optimizer: Any) -> list[Any]:
+    """The variables of a LossScaleOptimizer of Keras 2, which it does not count among those of the optimizer."""
+    state: Any = getattr(optimizer, "_loss_scale", None)
+    return [state.current_loss_scale, state.counter] if hasattr(state, "current_loss_scale") else []
+
+
+def _change(scaler: Any, change: Any, framework: ModuleType) -> None:
+    if not scaler.__dict__.get("_hvd_agrees", False):
+        change(scaler, framework)
+        scaler._hvd_agrees = True
+
+
+def _change_keras3(scaler: Any, framework: ModuleType) -> None:
     own_check = scaler.check_finite
 
     def check_finite(self: Any, grads: Any) -> Any:
         finite = own_check(self, grads)
         reducer = getattr(self.inner_optimizer, "_hvd_reducer", None)
-        if reducer is None or not reducer.process_set.included() or reducer.process_set.size() == 1:
-            return finite
-        name = operation_name("allreduce", f"{reducer.name}/finite", ignore_name_scope=True)
-        agreed = reduce_tensors([tf.cast(finite, tf.int32)], name, Min, reducer.process_set)[0]
-        return tf.cast(agreed, tf.bool)
+        return finite if reducer is None else framework.agree(reducer, finite)
 
     scaler.check_finite = check_finite
-    scaler._hvd_agrees = True
+
+
+def _change_keras2(scaler: Any, framework: ModuleType) -> None:
+    own_apply = scaler.apply_gradients
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        reducer = getattr(self.inner_optimizer, "_hvd_reducer", None)
+        if reducer is None or not self.dynamic:
+            return own_apply(self, grads_and_vars, *args, **kwargs)
+        pairs = list(grads_and_vars)
+        gradients = [gradient for gradient, _ in pairs]
+        agreed = framework.agree(reducer, framework.all_finite(gradients))
+        # It has no question of its own that could be answered: where a rank has a gradient that is not finite, all get
+        # one.
+        variables = [variable for _, variable in pairs]
+        marked = framework.infinite_unless(agreed, gradients)
+        return own_apply(self, list(zip(marked, variables, strict=True)), *args, **kwargs)
+
+    scaler.apply_gradients = apply_gradients

@@ -1,5 +1,6 @@
 """Loading of saved models, whose optimizers become distributed."""
 
+from types import ModuleType
 from typing import Any
 
 from horovod._keras.optimizers import distributed
@@ -7,10 +8,13 @@ from horovod.common.process_sets import global_process_set
 from horovod.common.reduce_ops import Average
 
 
-def load_model(keras: Any, filepath: Any, custom_optimizers: Any, custom_objects: Any, compression: Any) -> Any:
+def load_model(
+    framework: ModuleType, keras: Any, filepath: Any, *, custom_optimizers: Any, custom_objects: Any, compression: Any
+) -> Any:
     """Loads a model with its optimizer, if it was saved with one, and makes that distributed.
 
     Args:
+        framework: What Keras runs on: on_tensorflow or on_torch.
         keras: The Keras to load with.
         filepath: The file.
         custom_optimizers: Optimizer classes that Keras does not know.
@@ -25,5 +29,6 @@ def load_model(keras: Any, filepath: Any, custom_optimizers: Any, custom_objects
         if getattr(optimizer, "_trainable_variables", None) == [] and model.trainable_variables:
             # Keras 3 has built it for no variables (.h5 files), and would refuse those of the model.
             optimizer.built = False
-        distributed(optimizer, 1, False, name=None, op=Average, compression=compression, process_set=global_process_set)
+        arguments = {"op": Average, "compression": compression, "process_set": global_process_set}
+        distributed(framework, optimizer, 1, False, name=None, **arguments)
     return model

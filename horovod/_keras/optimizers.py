@@ -4,21 +4,21 @@ The optimizer's class gets a subclass of the same name, and the optimizer become
 is, and what is saved can be loaded without Horovod.
 """
 
+import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
-import tensorflow as tf
-
+from horovod._keras.framework import other_backend
 from horovod._keras.loss_scale import agree_on_finite_gradients
-from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper, get_not_none_from_list
-from horovod.tensorflow.gradient_reducer import GradientReducer, require_sum_or_average
+from horovod.common.gradient_reduction import GradientReduction, require_sum_or_average
 
 
 class Distributed:
     """What every distributed Keras optimizer is."""
 
-    _hvd_reducer: GradientReducer
-    _hvd_aggregation: LocalGradientAggregationHelper | None
+    _hvd_reducer: GradientReduction
+    _hvd_aggregation: Any  # a LocalGradientAggregationHelper, or None
 
     def register_local_var(self, var: Any) -> None:
         """From now on the gradient of this variable stays this rank's own."""
@@ -33,7 +33,8 @@ class Distributed:
         def apply_reduced() -> None:
             apply(reduced)
 
-        self._hvd_aggregation.apply_gradients(apply_reduced, self, *get_not_none_from_list(reduced))
+        present = [gradient for gradient in reduced if gradient is not None]
+        self._hvd_aggregation.apply_gradients(apply_reduced, self, *present)
         return None
 
 
@@ -58,6 +59,8 @@ class _Keras2(Distributed):
         pairs = list(grads_and_vars)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         if hasattr(own, "build") and not getattr(own, "_built", True):
+            import tensorflow as tf
+
             with tf.init_scope():
                 own.build(variables)
         result = self._hvd_step(
@@ -69,6 +72,7 @@ class _Keras2(Distributed):
 
 
 def distributed(
+    framework: ModuleType,
     optimizer: Any,
     backward_passes_per_step: int,
     average_aggregated_gradients: bool,
@@ -79,6 +83,7 @@ def distributed(
     """Makes an optimizer of Keras 2 or 3 a distributed one, and returns it.
 
     Args:
+        framework: What its tensors are of: on_tensorflow or on_torch.
         optimizer: The optimizer.
         backward_passes_per_step: How many gradients are added up before they are reduced and applied.
         average_aggregated_gradients: Divide what was added up by that.
@@ -98,12 +103,12 @@ def distributed(
         )
     base = type(optimizer)
     is_keras3 = hasattr(optimizer, "apply")
-    if is_keras3:
-        require_tensorflow_backend("DistributedOptimizer")
-    reducer = GradientReducer(name=name or f"Distributed{base.__name__}", **arguments)
+    if is_keras3 and (backend := sys.modules["keras"].backend.backend()) != framework.BACKEND:
+        raise ValueError(other_backend("DistributedOptimizer", backend, framework.BACKEND, framework.BACKEND))
+    reducer = framework.GradientReducer(name=name or f"Distributed{base.__name__}", **arguments)
     aggregation = None
     if backward_passes_per_step != 1:
-        aggregation = LocalGradientAggregationHelper(
+        aggregation = framework.LocalGradientAggregationHelper(
             backward_passes_per_step,
             reducer.reduce,
             reducer.sparse_as_dense,
@@ -116,26 +121,5 @@ def distributed(
     object.__setattr__(optimizer, "__class__", made)
     object.__setattr__(optimizer, "_hvd_reducer", reducer)
     object.__setattr__(optimizer, "_hvd_aggregation", aggregation)
-    agree_on_finite_gradients(optimizer)
+    agree_on_finite_gradients(framework, optimizer)
     return optimizer
-
-
-def require_tensorflow_backend(what: str) -> None:
-    """Fails if Keras 3 runs on another framework, whose tensors are not TensorFlow's.
-
-    Raises:
-        ValueError: It does.
-    """
-    import keras
-
-    backend = getattr(keras, "backend", None)
-    name = backend.backend() if backend is not None else "tensorflow"
-    if name == "tensorflow":
-        return
-    advice = {
-        "torch": "train with PyTorch's own loop and horovod.torch (DistributedOptimizer, broadcast_parameters)",
-    }.get(name, "set KERAS_BACKEND=tensorflow")
-    raise ValueError(
-        f"{what}: Keras runs on {name}, and Horovod's Keras binding needs TensorFlow: {advice}, or set "
-        "KERAS_BACKEND=tensorflow before Keras is imported."
-    )

@@ -1,4 +1,4 @@
-"""Horovod for Keras 3 on TensorFlow: `import horovod.keras as hvd`."""
+"""Horovod for Keras 3 on TensorFlow or PyTorch: `import horovod.keras as hvd`."""
 
 # ruff: noqa: PLR0917
 
@@ -6,41 +6,45 @@ from typing import Any
 
 import keras
 
-from horovod._keras.functions import allgather, broadcast, reducescatter
-from horovod._keras.functions import allreduce as _allreduce
+from horovod._keras.framework import framework_of as _framework_of
+from horovod._keras.layers import variables_of_layers as _variables_of_layers
 from horovod._keras.models import load_model as _load_model
 from horovod._keras.optimizers import distributed as _distributed
+from horovod.common.basics import basics as _basics
+from horovod.common.gradient_reduction import groups_of as _groups_of
 from horovod.common.process_sets import ProcessSet as _ProcessSet
+from horovod.common.process_sets import global_process_set
 from horovod.common.reduce_ops import Adasum, Average, Sum
 from horovod.keras import callbacks
-from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.functions import broadcast_global_variables
-from horovod.tensorflow.gradient_reducer import groups_of as _groups_of
-from horovod.tensorflow.gradient_tape import variables_of_layers as _variables_of_layers
-from horovod.tensorflow.mpi_ops import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+
+_framework = _framework_of(keras)
+
+Compression = _framework.Compression
+allgather = _framework.allgather
+broadcast = _framework.broadcast
+broadcast_global_variables = _framework.broadcast_global_variables
+reducescatter = _framework.reducescatter
+ccl_built = _basics.ccl_built
+cross_rank = _basics.cross_rank
+cross_size = _basics.cross_size
+cuda_built = _basics.cuda_built
+ddl_built = _basics.ddl_built
+gloo_built = _basics.gloo_built
+gloo_enabled = _basics.gloo_enabled
+init = _basics.init
+is_initialized = _basics.is_initialized
+local_rank = _basics.local_rank
+local_size = _basics.local_size
+mpi_built = _basics.mpi_built
+mpi_enabled = _basics.mpi_enabled
+mpi_threads_supported = _basics.mpi_threads_supported
+nccl_built = _basics.nccl_built
+rank = _basics.rank
+rocm_built = _basics.rocm_built
+shutdown = _basics.shutdown
+size = _basics.size
+start_timeline = _basics.start_timeline
+stop_timeline = _basics.stop_timeline
 
 
 def DistributedOptimizer(
@@ -74,6 +78,7 @@ def DistributedOptimizer(
         ValueError: A wrong argument, or no optimizer.
     """
     return _distributed(
+        _framework,
         optimizer,
         1,
         False,
@@ -130,6 +135,7 @@ def PartialDistributedOptimizer(
         ValueError: A wrong argument, or no optimizer.
     """
     wrapped = _distributed(
+        _framework,
         optimizer,
         backward_passes_per_step,
         average_aggregated_gradients,
@@ -169,7 +175,7 @@ def allreduce(
         op: Average, Sum, Adasum, Min, Max or Product.
         compression: How the value travels.
     """
-    return _allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
+    return _framework.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 
 
 def load_model(
@@ -188,7 +194,8 @@ def load_model(
         compression: How gradients travel.
         legacy_opts: Makes no difference: the file says which optimizer it is.
     """
-    return _load_model(keras, filepath, custom_optimizers, custom_objects, compression)
+    known = {"custom_optimizers": custom_optimizers, "custom_objects": custom_objects}
+    return _load_model(_framework, keras, filepath, **known, compression=compression)
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Callbacks for Keras 3 on TensorFlow."""
+"""Callbacks for Keras 3."""
 
 # ruff: noqa: D101 (the classes have the docstrings of what they are made of)
 
@@ -7,10 +7,14 @@ from typing import Any
 import keras
 
 from horovod._keras import callbacks as _callbacks
+from horovod._keras.framework import framework_of
+
+_framework = framework_of(keras)
 
 
 class BroadcastGlobalVariablesCallback(_callbacks.BroadcastGlobalVariables, keras.callbacks.Callback):  # type: ignore[misc]
     __doc__ = _callbacks.BroadcastGlobalVariables.__doc__
+    _framework = _framework
 
 
 class MetricAverageCallback(_callbacks.MetricAverage, keras.callbacks.Callback):  # type: ignore[misc]
@@ -19,10 +23,12 @@ class MetricAverageCallback(_callbacks.MetricAverage, keras.callbacks.Callback):
 
 class LearningRateScheduleCallback(_callbacks.LearningRateSchedule, keras.callbacks.Callback):  # type: ignore[misc]
     __doc__ = _callbacks.LearningRateSchedule.__doc__
+    _framework = _framework
 
 
 class LearningRateWarmupCallback(_callbacks.LearningRateWarmup, keras.callbacks.Callback):  # type: ignore[misc]
     __doc__ = _callbacks.LearningRateWarmup.__doc__
+    _framework = _framework
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]

@@ -7,10 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._keras.layers import variables_of_layers
+from horovod.common.gradient_reduction import groups_of
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.reduce_ops import Average
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.gradient_reducer import GradientReducer, groups_of
+from horovod.tensorflow.gradient_reducer import GradientReducer
 
 
 class _DistributedTape:
@@ -18,12 +20,34 @@ class _DistributedTape:
 
     _reducer: GradientReducer
 
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As of a tape, but reduced over the ranks; the gradients of local sources stay this rank's own."""
-        gradients = super().gradient(target, sources, output_gradients, *args, **kwargs)  # type: ignore[misc]
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: Any = False, **kwargs: Any
+    ) -> Any:
+        """As of a tape, but reduced over the ranks; the gradients of local sources stay this rank's own.
+
+        Args:
+            target: What is differentiated.
+            sources: By what.
+            output_gradients: As of a tape.
+            use_generic_names: Makes no difference: the ranks' variables may have different names anyway.
+            **kwargs: As of a tape.
+        """
+        if isinstance(use_generic_names, tf.UnconnectedGradients):  # which is at this place in TensorFlow
+            kwargs["unconnected_gradients"] = use_generic_names
+        gradients = super().gradient(target, sources, output_gradients, **kwargs)  # type: ignore[misc]
         flat = tf.nest.flatten(gradients, expand_composites=False)
         reduced = self._reducer.reduce(flat, tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(gradients, reduced)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """What gradient() returns, in two lists of variables with their gradients: this rank's own, and the reduced."""
+        variables = tf.nest.flatten(sources)
+        pairs = list(zip(variables, self.gradient(target, variables, output_gradients), strict=True))
+        own = [self._reducer.is_local(variable) for variable in variables]
+        local = [pair for pair, is_own in zip(pairs, own, strict=True) if is_own]
+        return local, [pair for pair, is_own in zip(pairs, own, strict=True) if not is_own]
 
     def register_local_source(self, source: Any) -> None:
         """From now on the gradient of this variable stays this rank's own."""
@@ -126,11 +150,3 @@ def PartialDistributedGradientTape(
     for variable in variables_of_layers(local_layers):
         tape.register_local_source(variable)
     return tape
-
-
-def variables_of_layers(layers: Any) -> list[Any]:
-    """The trainable variables of a layer, of a list of layers, or of None."""
-    if layers is None:
-        return []
-    several = layers if isinstance(layers, (list, tuple, set)) else [layers]
-    return [variable for layer in several for variable in layer.trainable_weights]

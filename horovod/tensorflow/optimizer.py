@@ -6,11 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._keras import on_tensorflow
 from horovod._keras.optimizers import distributed
+from horovod.common.gradient_reduction import groups_of
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.reduce_ops import Adasum, Average
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.gradient_reducer import GradientReducer, groups_of
+from horovod.tensorflow.gradient_reducer import GradientReducer
 from horovod.tensorflow.v1_optimizers import V1AdasumOptimizer, V1DistributedOptimizer
 
 
@@ -59,6 +61,7 @@ def DistributedOptimizer(
     chosen = groups_of(groups, num_groups)
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return distributed(
+            on_tensorflow,
             optimizer,
             backward_passes_per_step,
             average_aggregated_gradients,

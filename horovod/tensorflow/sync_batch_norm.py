@@ -37,8 +37,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     # Keras 3 asks for the moments here,
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if "reduction_axes" in kwargs or len(args) > 1:
-            return self._calculate_mean_and_var(inputs, *args, **kwargs)
+        base: Any = super()
+        if hasattr(base, "_calculate_mean_and_var"):
+            return base._moments(inputs, *args, **kwargs)
         mask = args[0] if args else kwargs.get("mask")
         return self._all_moments(inputs, self._reduction_axes, False, mask)
 

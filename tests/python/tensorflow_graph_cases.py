@@ -1,5 +1,6 @@
 """Operations in graphs, and their gradients: cases of test_tensorflow_ops.py, for three ranks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,22 @@ def all_operations_of_a_function_are_under_way_at_once_in_any_order() -> None:
     for _ in range(3):
         for i, result in enumerate(step(tf.ones([10]) * (hvd.rank() + 1))):
             assert result.numpy().tolist() == [6.0 * i] * 10
+
+
+@graph_cases.add
+def graphs_of_tensorflow_1_are_built_in_any_order() -> None:
+    order = np.random.default_rng(hvd.rank()).permutation(12)
+    kinds: list[Callable[[Any, str], Any]] = [
+        lambda x, name: hvd.allreduce(x, op=hvd.Sum, name=name),
+        lambda x, name: hvd.allgather(x, name=name)[:1],
+        lambda x, name: hvd.broadcast(x, 1, name=name),
+    ]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        results: Any = [None] * 12
+        for i in order:
+            results[i] = kinds[i % 3](tf.constant([hvd.rank() + 1.0]), f"operation{i}")
+        for _ in range(2):
+            assert session.run(results) == [6.0, 1.0, 2.0] * 4
 
 
 @graph_cases.add

@@ -89,7 +89,8 @@ def train(model: Any, optimizer: Any, batches: Data, wrap: Any = None, compiled:
         gradients = chosen.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-    optimizer.build(model.trainable_variables)
+    if hasattr(optimizer, "build"):  # all but the legacy ones of Keras 2
+        optimizer.build(model.trainable_variables)
     run = tf.function(step) if compiled else step
     for values, labels in batches:
         run(values, labels)

@@ -82,6 +82,20 @@ def test_the_cost_of_a_gradient_is_measured(tmp_path: Path) -> None:
     assert medians["end_us"] > 0
 
 
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="it compares with TensorFlow's own")
+def test_steps_of_tensorflow_are_measured(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    script = [sys.executable, str(RUN.parent / "tensorflow_steps.py"), "--models", "CNN", "--batch-size", "2"]
+    short = ["--rounds", "2", "--steps", "2", "--report", str(report)]
+    launch = [sys.executable, "-P", "-m", "horovod.runner.launch", "-np", "2", *script, *short]
+    ended = subprocess.run(launch, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 ranks, CNN: alone" in ended.stdout
+    medians = json.loads(report.read_text())
+    assert set(medians["CNN"]) == {"alone", "horovod", "MultiWorkerMirroredStrategy"}
+    assert all(median > 0 for median in medians["CNN"].values())
+
+
 def test_the_rendezvous_is_measured_and_plotted(tmp_path: Path) -> None:
     program = str(RUN.with_name("rendezvous_scaling.py"))
     sizes = ["--hosts", "2", "20", "--ranks-per-host", "1", "3", "--output", str(tmp_path)]

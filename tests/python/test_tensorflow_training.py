@@ -155,6 +155,11 @@ def local_variables_keep_their_own_gradients() -> None:
         got = partial.gradient(loss, model.trainable_variables)
         np.testing.assert_allclose(got[0], own[0] * factor)
         np.testing.assert_allclose(got[2], average[2])
+    local, reduced = partial.get_local_and_global_gradients(loss, model.trainable_variables)
+    assert all(pair[0] is known for pair, known in zip(local, layer.trainable_variables, strict=True))
+    np.testing.assert_allclose(local[0][1], own[0])
+    np.testing.assert_allclose(reduced[0][1], average[2])
+    assert reduced[0][0] is model.trainable_variables[2]
     # The tape itself is as before.
     np.testing.assert_array_equal(tape.gradient(loss, model.trainable_variables)[2], own[2])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))

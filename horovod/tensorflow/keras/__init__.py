@@ -6,14 +6,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._keras.functions import allgather, broadcast, reducescatter
-from horovod._keras.functions import allreduce as _allreduce
+from horovod._keras import on_tensorflow as _framework
+from horovod._keras.framework import other_backend as _other_backend
 from horovod._keras.models import load_model as _load_model
+from horovod._keras.on_tensorflow import allgather, broadcast, reducescatter
 from horovod._keras.optimizers import distributed as _distributed
+from horovod.common.gradient_reduction import groups_of as _groups_of
 from horovod.common.reduce_ops import Average, Sum
+from horovod.common.util import is_version_greater_equal_than
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import broadcast_global_variables
-from horovod.tensorflow.gradient_reducer import groups_of as _groups_of
 from horovod.tensorflow.keras import callbacks
 from horovod.tensorflow.mpi_ops import (
     ProcessSet,
@@ -42,6 +44,11 @@ from horovod.tensorflow.mpi_ops import (
     start_timeline,
     stop_timeline,
 )
+
+if tf.keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        _other_backend("horovod.tensorflow.keras", tf.keras.backend.backend(), "TensorFlow", "tensorflow")
+    )
 
 
 def DistributedOptimizer(
@@ -84,6 +91,7 @@ def DistributedOptimizer(
         ValueError: A wrong argument, or no optimizer.
     """
     return _distributed(
+        _framework,
         optimizer,
         backward_passes_per_step,
         average_aggregated_gradients,
@@ -120,7 +128,7 @@ def allreduce(
         op: Average, Sum, Adasum, Min, Max or Product.
         compression: How the value travels.
     """
-    return _allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
+    return _framework.allreduce(value, name, average, prescale_factor, postscale_factor, op, compression)
 
 
 def load_model(
@@ -139,7 +147,8 @@ def load_model(
         compression: How gradients travel.
         legacy_opts: Makes no difference: the file says which optimizer it is.
     """
-    return _load_model(tf.keras, filepath, custom_optimizers, custom_objects, compression)
+    known = {"custom_optimizers": custom_optimizers, "custom_objects": custom_objects}
+    return _load_model(_framework, tf.keras, filepath, **known, compression=compression)
 
 
 __all__ = [
@@ -164,6 +173,7 @@ __all__ = [
     "gloo_enabled",
     "init",
     "is_initialized",
+    "is_version_greater_equal_than",
     "load_model",
     "local_rank",
     "local_size",

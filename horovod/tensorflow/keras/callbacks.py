@@ -7,10 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from horovod._keras import callbacks as _callbacks
+from horovod._keras import on_tensorflow
 
 
 class BroadcastGlobalVariablesCallback(_callbacks.BroadcastGlobalVariables, tf.keras.callbacks.Callback):  # type: ignore[misc]
     __doc__ = _callbacks.BroadcastGlobalVariables.__doc__
+    _framework = on_tensorflow
 
 
 class MetricAverageCallback(_callbacks.MetricAverage, tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -19,10 +21,12 @@ class MetricAverageCallback(_callbacks.MetricAverage, tf.keras.callbacks.Callbac
 
 class LearningRateScheduleCallback(_callbacks.LearningRateSchedule, tf.keras.callbacks.Callback):  # type: ignore[misc]
     __doc__ = _callbacks.LearningRateSchedule.__doc__
+    _framework = on_tensorflow
 
 
 class LearningRateWarmupCallback(_callbacks.LearningRateWarmup, tf.keras.callbacks.Callback):  # type: ignore[misc]
     __doc__ = _callbacks.LearningRateWarmup.__doc__
+    _framework = on_tensorflow
 
 
 class BestModelCheckpoint(tf.keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
