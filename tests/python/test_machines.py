@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attacks import pickles
 from launching import script
 from machines import MachineLauncher, Machines, machines
 from waiting import wait_until
@@ -157,6 +158,36 @@ def test_nothing_secret_is_on_a_command_line(cluster: Machines) -> None:
     code, out, err = cluster.horovodrun("-np", "2", "-H", "h1,h2", "--verbose", *show)
     assert code == 0, err
     assert lines(out) == ["64 [] True", "64 [] True"]
+
+
+def test_who_attacks_a_port_of_a_job_is_told_where_it_was_started(cluster: Machines, tmp_path: Path) -> None:
+    """The only port during training is the server's, of the agent on the host of rank 0."""
+    train = script(
+        """
+        import horovod.numpy as hvd
+        hvd.init()
+        open(os.environ["READY"], "w").close()
+        while not hvd.allreduce([float(os.path.exists(os.environ["ATTACKED"]))], op=hvd.Max)[0]: pass
+        print("content")
+        """
+    )
+    bomb, letter, attacked = tmp_path / "executed", tmp_path / "letter", tmp_path / "attacked"
+    settings = {"READY": str(tmp_path / "ready"), "ATTACKED": str(attacked)}
+    with cluster.launch("-np", "2", "-H", "h1,h2", *train, on="h4", **settings) as launcher:
+        wait_until((tmp_path / "ready").exists, "it trains", 40)
+        ports = [re.findall(r" 10\.77\.0\.\d:(\d+) ", cluster[host].run("ss -Hltn")) for host in ("h1", "h2")]
+        assert [len(some) for some in ports] == [1, 0]
+        for data in pickles(bomb).values():
+            letter.write_bytes(data + bytes(200))
+            cluster["h3"].run(
+                f"timeout 20 bash -c 'exec 3<>/dev/tcp/10.77.0.1/{ports[0][0]}; cat {letter} >&3; cat <&3 || true'"
+            )
+        attacked.touch()
+        code, out, err = launcher.finish(60)
+    assert (code, lines(out)) == (0, ["content"] * 2), err
+    away = "horovodrun: rendezvous: turned a connection from 10.77.0.3 away: it does not speak this protocol\n"
+    assert err == away * len(pickles(bomb))
+    assert not bomb.exists()
 
 
 def test_output_of_all_machines_is_forwarded_and_saved(cluster: Machines, tmp_path: Path) -> None:
