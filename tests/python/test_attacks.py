@@ -6,7 +6,7 @@ checklist (docs/security.md says more):
   - CVE-2022-0315, insecure temporary files: there are none here (`test_the_package_makes_no_temporary_files`), and the
     sockets within a host know which user comes (`another_user`).
   - CVE-2024-10190, a port that unpickled what anyone sent to it: nothing is parsed before the key is proved, and
-    nothing is unpickled at a port (`attacks.pickles`, sent to all of them).
+    no message is a pickle (`attacks.pickles`, sent to all of them).
   - CVE-2026-31234: no text of it was at hand when this was written. If it came in through a port it is among the
     attacks, or belongs there.
 """
