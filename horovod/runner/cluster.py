@@ -275,7 +275,7 @@ class ClusterCrew:
 
     def _reach(self) -> None:
         self._enter(_State.REACHING)
-        self._reached = ReachMap(self._endpoints)
+        self._reached = ReachMap({agent.host: self._endpoints[agent.host] for agent in self._agents})
         for agent in self._agents:
             others = [
                 [host, e.interface, e.address, e.port]
