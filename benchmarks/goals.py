@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from costs import AGREEMENT, IMPORT, INIT, MEMORY_FEW, MEMORY_MANY, WAITING
+from hosts import ALL_LINKS, BYTES_PER_SECOND, GIGABIT, UNSHAPED
 from results import Record, Results
 from simulation import LAYOUTS
 from simulation import MESSAGES as SIMULATED_MESSAGES
@@ -87,7 +88,8 @@ def _ratios(
 def _where(subject: Subject, way: str, peer: str) -> str:
     size = f"{bytes_text(subject.bytes)}, " if subject.bytes else f"{subject.model}, "
     kind = f"{subject.kind}, " if subject.kind not in (ALLREDUCE, TRAINING) else ""
-    return f"{kind}{size}{peer} / {way}" if peer else f"{kind}{size}{way}"
+    hosts = f", {subject.link}, {subject.ranks} ranks" if subject.link else ""
+    return f"{kind}{size}{peer} / {way}{hosts}" if peer else f"{kind}{size}{way}{hosts}"
 
 
 def _allreduce(results: Results) -> list[Row]:
@@ -136,6 +138,31 @@ def _more_ranks(results: Results) -> list[Row]:
         subjects = [subject for subject in results.subjects(ALLREDUCE, ranks) if subject.dtype == "float32"]
         cases = _ratios(results, subjects, (HOROVOD,), PEERS)
         rows.append(_worst(f"allreduce on {ranks} ranks, every size", "peer / ours > 1", cases, 1))
+    return rows
+
+
+def _between_hosts(results: Results) -> list[Row]:
+    def large(link: str) -> list[Subject]:
+        return [subject for subject in results.subjects(ALLREDUCE, link=link) if subject.bytes >= 4 * _MI]
+
+    shares = []
+    for subject in large(GIGABIT):
+        if (ours := results.find(subject, HOROVOD)) is not None:
+            share = subject.bytes / ours.median / BYTES_PER_SECOND[GIGABIT]
+            shares.append(_Case(share, f"{bytes_text(subject.bytes)}, {subject.ranks} ranks"))
+    what = "allreduce between 2 hosts"
+    to_limit = _ratios(results, large(UNSHAPED), (HOROVOD,), (LIMIT,))
+    rows = [
+        _worst(f"{what}, {GIGABIT}, from 4 MiB", "bandwidth / the link's ≥ 0.9", shares, 0.9),
+        _worst(f"{what}, {UNSHAPED}, from 4 MiB", "limit / ours ≥ 0.9", to_limit, 0.9),
+    ]
+    for peer in (GLOO, OPEN_MPI):
+        cases = [
+            case
+            for link in ALL_LINKS
+            for case in _ratios(results, results.subjects(ALLREDUCE, link=link), (HOROVOD,), (peer,))
+        ]
+        rows.append(_worst(f"{what}, every size", f"{peer} / ours > 1", cases, 1))
     return rows
 
 
@@ -267,6 +294,7 @@ def goal_rows(results: Results) -> list[Row]:
     return [
         *_allreduce(results),
         *_more_ranks(results),
+        *_between_hosts(results),
         *_others(results),
         *_dtypes(results),
         *_together(results),

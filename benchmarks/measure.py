@@ -22,14 +22,23 @@ _SETTLE_NANOSECONDS = 3_000_000
 class Gate:
     """Where all ranks of a team wait for each other, by counters in a shared file."""
 
-    def __init__(self, rank: int, size: int, path: Path) -> None:
-        """Joins the gate of the ranks that use this file."""
+    def __init__(self, rank: int, size: int, path: Path, progress: Callable[[], object] | None = None) -> None:
+        """Joins the gate of the ranks that use this file.
+
+        Args:
+            rank: This one.
+            size: How many there are.
+            path: The file.
+            progress: Called while this rank waits. An MPI may leave the rest of a message to its next call, and the
+                rank that waits for it would never come to the gate.
+        """
         with open(path, "ab") as file:
             file.truncate(size * _LINE_WORDS * 8)  # every rank does; the content stays zero
         shared = np.memmap(path, np.int64, "r+", shape=(size, _LINE_WORDS))
         self._mine = shared[rank]
         self._all = shared[:, 0]
         self._passed = 0
+        self._progress = progress
         # Ranks that spin would take the cores from those that still work.
         self._crowded = len(os.sched_getaffinity(0)) < size
 
@@ -38,6 +47,8 @@ class Gate:
         self._passed += 1
         self._mine[0] = self._passed
         while self._all.min() < self._passed:
+            if self._progress is not None:
+                self._progress()
             if self._crowded:
                 time.sleep(_SLEEP_WHEN_CROWDED)
             else:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 from subject import MPICH, OPEN_MPI
@@ -23,9 +24,14 @@ class Mpi:
     name: str
     folder: Path
 
-    def launch(self, ranks: int) -> list[str]:
-        """The command that starts a Python program on so many ranks; the program's arguments are to follow."""
-        options = ["-n", str(ranks)]
+    def launch(self, ranks: int, more: Sequence[str] = ()) -> list[str]:
+        """The command that starts a Python program on so many ranks; the program's arguments are to follow.
+
+        Args:
+            ranks: How many.
+            more: More options of its mpiexec.
+        """
+        options = ["-n", str(ranks), *more]
         if self.name == OPEN_MPI:
             options += ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         return [str(self.folder / "bin" / "mpiexec"), *options, str(self.folder / "bin" / "python")]

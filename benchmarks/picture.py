@@ -1,4 +1,4 @@
-"""One picture of a run: times by size, gains of other collectives, training steps, efficiency over ranks, agreement."""
+"""One picture of a run: times by size, gains of other collectives, training, scaling, agreement, hosts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
+from host_teams import HOST_WAYS
+from hosts import GIGABIT, UNSHAPED
 from matplotlib import pyplot
 from results import Results
 from simulation import CPU, MESSAGES, TENSORS
@@ -74,6 +76,24 @@ def _allreduce(results: Results, axes: Any, ranks: int) -> None:
     axes.set_yscale("log")
     axes.set_ylabel("µs, median")
     axes.set_title(f"allreduce, {ranks} ranks")
+    axes.grid(alpha=0.3)
+
+
+def _between_hosts(results: Results, axes: Any, link: str, per_host: int) -> None:
+    """Payload a second; each host sends and receives as much."""
+    subjects = results.subjects(ALLREDUCE, 2 * per_host, link)
+    for way in HOST_WAYS:
+        points = [(subject.bytes, record) for subject in subjects if (record := results.find(subject, way))]
+        if points:
+            rates = [size * 8e-9 / record.median for size, record in points]
+            style = "--" if way == LIMIT else "-"
+            axes.plot([size for size, _ in points], rates, style, marker=".", color=_COLORS[way], label=way)
+    if subjects and link == GIGABIT:
+        axes.axhline(1, color="grey", linewidth=0.8)
+    _size_axis(axes, sorted({subject.bytes for subject in subjects}))
+    axes.set_yscale("log")
+    axes.set_ylabel("Gbit/s, by the median")
+    axes.set_title(f"allreduce between 2 hosts with {per_host} rank{'s' * (per_host > 1)} each, {link}")
     axes.grid(alpha=0.3)
 
 
@@ -180,8 +200,11 @@ def draw(results: Results, path: Path) -> None:
         lambda axes: _efficiency(results, axes),
         lambda axes: _agreement(results, axes, MESSAGES, "messages", per_tensor=True),
         lambda axes: _agreement(results, axes, CPU, "µs of CPU", per_tensor=False),
+        lambda axes: _between_hosts(results, axes, UNSHAPED, 1),
+        lambda axes: _between_hosts(results, axes, UNSHAPED, 2),
+        lambda axes: _between_hosts(results, axes, GIGABIT, 1),
     ]
-    figure, grid = pyplot.subplots(3, 3, figsize=(16, 14), layout="constrained")
+    figure, grid = pyplot.subplots(4, 3, figsize=(16, 18), layout="constrained")
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
     for panel, axes in zip(panels, grid.flat, strict=False):

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from goals import Row, communication, cpu_of_communication, goal_rows
+from host_teams import HOST_WAYS
+from hosts import ALL_LINKS, BYTES_PER_SECOND
 from results import Results
 from subject import (
     ALLREDUCE,
@@ -81,6 +83,32 @@ def _collectives(results: Results) -> list[str]:
     return text
 
 
+def _between_hosts(results: Results) -> list[str]:
+    """Each host sends the payload once and receives it once; so much of it a second is the bandwidth."""
+    text: list[str] = []
+    for link in ALL_LINKS:
+        rows = []
+        for subject in results.subjects(ALLREDUCE, link=link):
+            ours = results.find(subject, HOROVOD)
+            bandwidth = "-" if ours is None else f"{subject.bytes * 8e-9 / ours.median:.3g} Gbit/s"
+            if ours is not None and link in BYTES_PER_SECOND:
+                bandwidth += f" ({subject.bytes / ours.median / BYTES_PER_SECOND[link]:.0%})"
+            rows.append(
+                [
+                    f"{subject.ranks // 2} a host",
+                    bytes_text(subject.bytes),
+                    *_times(results, subject, HOST_WAYS),
+                    *(_ratio(results, subject, HOROVOD, (way,)) for way in HOST_WAYS[1:]),
+                    bandwidth,
+                ]
+            )
+        if rows:
+            ratios = [f"{way} / horovod" for way in HOST_WAYS[1:]]
+            header = ["ranks", "bytes", *HOST_WAYS, *ratios, "bandwidth"]
+            text += [f"## Allreduce of float32 between two hosts, {link}", "", *_table(header, rows)]
+    return text
+
+
 def _together(results: Results) -> list[str]:
     subjects = results.subjects(TOGETHER)
     if not subjects:
@@ -138,4 +166,5 @@ def to_markdown(results: Results, name: str, picture: str) -> str:
     text = [f"# Benchmarks: {name}", "", *_machine(results)]
     text += ["## Goals", "", *goals_table(results), f"![All of it as a picture]({picture})", ""]
     text += ["Times are medians, with the 99th percentile in parentheses.", ""]
-    return "\n".join([*text, *_collectives(results), *_together(results), *_training(results), *_figures(results)])
+    sections = (_collectives, _between_hosts, _together, _training, _figures)
+    return "\n".join([*text, *(line for section in sections for line in section(results))])

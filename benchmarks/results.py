@@ -73,9 +73,10 @@ class Results:
         """The record of a subject and way, if it was measured."""
         return next((record for record in self.records if (record.subject, record.way) == (subject, way)), None)
 
-    def subjects(self, kind: str, ranks: int | None = None) -> list[Subject]:
-        """All subjects of a kind, without doubles, by ranks, dtype and size."""
-        found = {record.subject for record in self.records if record.subject.kind == kind}
+    def subjects(self, kind: str, ranks: int | None = None, link: str = "") -> list[Subject]:
+        """All subjects of a kind, on one host or over a link, without doubles, by ranks, dtype and size."""
+        every = {record.subject for record in self.records}
+        found = {subject for subject in every if (subject.kind, subject.link) == (kind, link)}
         chosen = [subject for subject in found if ranks is None or subject.ranks == ranks]
         return sorted(chosen, key=lambda s: (s.ranks, s.dtype != "float32", s.dtype, s.model, s.bytes))
 

@@ -6,13 +6,16 @@ with .md, .json and .png and prints the tables. See docs/performance.md for what
 
 import argparse
 import datetime
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from compare import Effort, compare
 from costs import measure_agreement, measure_start_up, measure_waiting
+from host_teams import HOST_WAYS, HostStadium
+from hosts import GIGABIT, UNSHAPED, TwoHosts, why_not
 from machine import describe_machine, load
-from mpi_environments import find_mpis
+from mpi_environments import Mpi, find_mpis
 from picture import draw
 from report import goals_table, to_markdown
 from results import Results
@@ -49,11 +52,13 @@ _ALLREDUCE: Sizes = (4, 256, 4 * _KI, 64 * _KI, 256 * _KI, _MI, 4 * _MI, 16 * _M
 _ALLREDUCE_OF_MORE: Sizes = (4, 4 * _KI, 64 * _KI, _MI, 4 * _MI, 16 * _MI, 64 * _MI)
 _OTHERS: Sizes = (_KI, 16 * _KI, 64 * _KI, _MI, 4 * _MI, 16 * _MI, 64 * _MI)
 _OTHERS_OF_MORE: Sizes = (_KI, 64 * _KI, _MI, 16 * _MI)
+_BETWEEN_HOSTS: Sizes = (4, 256, 4 * _KI, 64 * _KI, 256 * _KI, _MI, 4 * _MI, 16 * _MI, 64 * _MI, 256 * _MI)
 _ELEMENTS: Sizes = (64 * _KI, _MI, 4 * _MI)
 _QUICK_ALLREDUCE: Sizes = (4, 4 * _KI, 64 * _KI, _MI, 4 * _MI, 16 * _MI)
 _QUICK_ALLREDUCE_OF_MORE: Sizes = (4, 64 * _KI, 4 * _MI)
 _QUICK_OTHERS: Sizes = (_KI, 64 * _KI, _MI)
 _QUICK_OTHERS_OF_MORE: Sizes = (64 * _KI,)
+_QUICK_BETWEEN_HOSTS: Sizes = (4, 64 * _KI, 4 * _MI)
 _QUICK_ELEMENTS: Sizes = (256 * _KI,)
 
 
@@ -73,8 +78,9 @@ class Run:
         records = compare(stadium, subject, ways, self.effort)
         self.results.add(records)
         about = subject.model or f"{bytes_text(subject.bytes)} {subject.dtype}"
+        where = f" on 2 hosts, {subject.link}" if subject.link else ""
         print(
-            f"{subject.ranks} ranks, {subject.kind}, {about}: "
+            f"{subject.ranks} ranks{where}, {subject.kind}, {about}: "
             + ", ".join(f"{record.way} {time_text(record.median)}" for record in records),
             flush=True,
         )
@@ -87,6 +93,13 @@ class Run:
         ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, *PEERS, LIMIT, MEMCPY)
         for size in self._sizes or (sizes if stadium.ranks == 2 else of_more):
             self.measure(stadium, Subject(ALLREDUCE, stadium.ranks, size), ways)
+
+    def between_hosts(self, stadium: HostStadium, links: Sequence[str]) -> None:
+        """Blocking allreduce of float32 by size, over links between two hosts."""
+        for link in links:
+            stadium.hosts.shape(link)
+            for size in self._sizes or (_QUICK_BETWEEN_HOSTS if self._quick else _BETWEEN_HOSTS):
+                self.measure(stadium, Subject(ALLREDUCE, stadium.ranks, size, link=link), HOST_WAYS)
 
     def collectives(self, stadium: Stadium) -> None:
         """The other collectives."""
@@ -138,6 +151,8 @@ SECTIONS: dict[str, Callable[[Run, Stadium], None]] = {
     "costs": Run.costs,
     "simulation": Run.simulation,
 }
+HOSTS = "hosts"
+LINKS = {"unshaped": UNSHAPED, "1gbit": GIGABIT}
 
 
 def _size(text: str) -> int:
@@ -154,11 +169,13 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=SECTIONS,
-        default=list(SECTIONS),
+        choices=[*SECTIONS, HOSTS],
+        default=[*SECTIONS, HOSTS],
         metavar="SECTION",
-        help=f"some of {', '.join(SECTIONS)}; the rest of the result files stays as it is",
+        help=f"some of {', '.join([*SECTIONS, HOSTS])}; the rest of the result files stays as it is",
     )
+    parser.add_argument("--ranks-per-host", type=int, nargs="+", default=[1, 2], help="of the section hosts")
+    parser.add_argument("--links", choices=LINKS, nargs="+", default=list(LINKS), help="of the section hosts")
     parser.add_argument("--sizes", type=_size, nargs="+", help="of collectives, like 4 64K 256M")
     parser.add_argument("--rounds", type=int, help="alternating rounds of each way")
     parser.add_argument("--seconds", type=float, help="how long a round should take")
@@ -166,6 +183,43 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--name", help="of the result files")
     parser.add_argument("--output", type=Path, default=_HERE / "results")
     return parser.parse_args()
+
+
+def _describe_section(run: Run, section: str, before: str) -> None:
+    described = {"date": datetime.date.today().isoformat(), **describe_machine()}
+    run.results.machine[section] = described | {"load": f"{before} to {load()}"}
+
+
+def _measure_on_one_host(run: Run, args: argparse.Namespace, mpis: Sequence[Mpi], name: str) -> None:
+    sections = [section for section in args.only if section in SECTIONS]
+    if not sections:
+        return
+    limit = build_program(
+        *(_HERE / "limit.cc", _HERE.parent / "build" / "benchmarks" / "limit"),
+        more=["-fno-tree-loop-distribute-patterns"],
+    )
+    for ranks in args.ranks:
+        with Stadium(ranks, mpis, limit) as stadium:
+            for section in sections:
+                before = load()
+                SECTIONS[section](run, stadium)
+                _describe_section(run, f"{section}, {ranks} ranks", before)
+                _report(run.results, args.output, name)
+
+
+def _measure_between_hosts(run: Run, args: argparse.Namespace, mpis: Sequence[Mpi], name: str) -> None:
+    if HOSTS not in args.only:
+        return
+    if reason := why_not():
+        print(f"LEFT OUT: {HOSTS}: {reason}", file=sys.stderr)
+        return
+    limit = build_program(_HERE / "wire_limit.cc", _HERE.parent / "build" / "benchmarks" / "wire_limit")
+    for per_host in args.ranks_per_host:
+        with TwoHosts() as hosts, HostStadium(per_host, mpis, limit, hosts) as stadium:
+            before = load()
+            run.between_hosts(stadium, [LINKS[link] for link in args.links])
+            _describe_section(run, f"{HOSTS}, {per_host} ranks each", before)
+            _report(run.results, args.output, name)
 
 
 def _report(results: Results, output: Path, name: str) -> None:
@@ -180,21 +234,11 @@ def main() -> None:
     args = _parse_args()
     name = args.name or ("quick" if args.quick else "latest")
     stored = args.output / f"{name}.json"
-    partial = set(args.only) != set(SECTIONS) and stored.exists()
+    partial = set(args.only) != {*SECTIONS, HOSTS} and stored.exists()
     run = Run(args, Results.load(stored) if partial else Results())
     mpis = find_mpis()
-    limit = build_program(
-        *(_HERE / "limit.cc", _HERE.parent / "build" / "benchmarks" / "limit"),
-        more=["-fno-tree-loop-distribute-patterns"],
-    )
-    for ranks in args.ranks:
-        with Stadium(ranks, mpis, limit) as stadium:
-            for section in args.only:
-                before = load()
-                SECTIONS[section](run, stadium)
-                described = {"date": datetime.date.today().isoformat(), **describe_machine()}
-                run.results.machine[f"{section}, {ranks} ranks"] = described | {"load": f"{before} to {load()}"}
-                _report(run.results, args.output, name)
+    _measure_on_one_host(run, args, mpis, name)
+    _measure_between_hosts(run, args, mpis, name)
     draw(run.results, args.output / f"{name}.png")
     print("\n".join(["", *goals_table(run.results)]))
     print(f"All tables are in {args.output / name}.md, with a picture in {name}.png.")

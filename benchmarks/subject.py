@@ -38,6 +38,7 @@ class Subject:
         bytes: Of the largest buffer of a rank: the input of a reducescatter, the result of an allgather.
         dtype: Of the elements.
         model: Of a training step.
+        link: Between two hosts that share the ranks; "" if all ranks are on one.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Subject:
     bytes: int = 0
     dtype: str = "float32"
     model: str = ""
+    link: str = ""
 
     def to_message(self) -> dict[str, Any]:
         """For the ranks."""

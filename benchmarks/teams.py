@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from conversation import Line
@@ -159,16 +159,16 @@ class RankTeam:
 
 
 class LimitTeam:
-    """The C++ program limit.cc."""
+    """A C++ program: limit.cc, or wire_limit.cc between hosts, which has no copying of memory."""
 
     name: str = LIMIT
     ways: tuple[str, ...] = (LIMIT, MEMCPY)
     cpu: float = math.nan
 
-    def __init__(self, ranks: int, program: Path) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         """Starts it."""
         self._process = subprocess.Popen(
-            [program, str(ranks)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -262,25 +262,28 @@ class Stadium(contextlib.ExitStack):
         self._mpis = mpis
         self._limit = limit
 
-    def __enter__(self) -> "Stadium":
+    def __enter__(self) -> Self:
         """Starts all teams."""
         super().__enter__()
         try:
             self._scratch = Path(
                 self.enter_context(tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True))
             )
-            ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, GLOO, *TOGETHER_WAYS, ALONE, DDP)
-            self._start("torch", "torch", ways, [*horovodrun(self.ranks), sys.executable], {})
-            for mpi in self._mpis:
-                with _told():
-                    launch = mpi.launch(self.ranks)
-                    self._start("mpi", mpi.name, (mpi.name,), launch, mpi.environment(self.ranks))
-            if self._limit is not None:
-                self._add(LimitTeam(self.ranks, self._limit))
+            self._start_teams()
         except BaseException:
             self.close()
             raise
         return self
+
+    def _start_teams(self) -> None:
+        ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, GLOO, *TOGETHER_WAYS, ALONE, DDP)
+        self._start("torch", "torch", ways, [*horovodrun(self.ranks), sys.executable], {})
+        for mpi in self._mpis:
+            with told():
+                launch = mpi.launch(self.ranks)
+                self._start("mpi", mpi.name, (mpi.name,), launch, mpi.environment(self.ranks))
+        if self._limit is not None:
+            self._add(LimitTeam([str(self._limit), str(self.ranks)]))
 
     @property
     def torch_team(self) -> RankTeam:
@@ -319,7 +322,7 @@ class Stadium(contextlib.ExitStack):
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """Lets a team that does not start be missing, and says so."""
     try:
         yield

@@ -107,7 +107,7 @@ def _join(kind: str, team: str, scratch: Path) -> Rank:
 
         mpi = Mpi()
         rank, size = mpi.ranks.Get_rank(), mpi.ranks.Get_size()
-        return Rank(rank, {team: mpi}, Gate(rank, size, scratch / f"gate-{team}"))
+        return Rank(rank, {team: mpi}, Gate(rank, size, scratch / f"gate-{team}", mpi.ranks.Iprobe))
     import torch
     from peers_torch import Gloo, Horovod, HorovodShared, HorovodTorch
 

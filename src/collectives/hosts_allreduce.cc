@@ -1,5 +1,5 @@
-// Allreduce over several hosts. Each chunk goes through four stages, one behind the other, so that up to four chunks
-// are under way:
+// Allreduce over several hosts. Each chunk goes through four stages, kApart chunks behind each other, so that several
+// chunks are under way:
 //
 //   publish    every member puts its chunk into its host's shared memory
 //   begin      each *owner*, a member that has a slice of the chunk, folds its slice over the members of its host and
@@ -35,6 +35,9 @@ namespace {
 
 // Up to here a second trip would cost more than sending all to all.
 constexpr size_t kGatherBytes = 32 << 10;
+// How many chunks lie between two stages: so many a rank can do at a stretch, before it has to wait for others.
+constexpr size_t kApart = 2;
+static_assert(3 * kApart < Channel::kSlots);
 
 struct Range {
   size_t begin, end;
@@ -200,26 +203,24 @@ class Exchange {
   std::vector<Round> rounds_;  // as many as can be under way
 };
 
-}  // namespace
-
-Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring) {
+Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring) {
   Channel& channel = group.channel();
   Exchange exchange(group, batch, ring);
   const size_t chunks = exchange.chunks();
   const bool owns = exchange.owns();
-  for (size_t t = 0; chunks > 0 && t < chunks + 3; ++t) {
+  for (size_t t = 0; chunks > 0 && t < chunks + 3 * kApart; ++t) {
     if (t < chunks) {
       const uint64_t s = exchange.number(t) = channel.next_chunk();
       for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
       exchange.copy_in(t);
       channel.publish(s, exchange.bytes(t));
     }
-    if (t >= 1 && t - 1 < chunks && owns) {
-      for (int m = 0; m < channel.size(); ++m) co_await channel.published(m, exchange.number(t - 1));
-      exchange.begin(t - 1);
+    if (t >= kApart && t - kApart < chunks && owns) {
+      for (int m = 0; m < channel.size(); ++m) co_await channel.published(m, exchange.number(t - kApart));
+      exchange.begin(t - kApart);
     }
-    if (t >= 2 && t - 2 < chunks && owns) {
-      const size_t c = t - 2;
+    if (t >= 2 * kApart && t - 2 * kApart < chunks && owns) {
+      const size_t c = t - 2 * kApart;
       if (exchange.way() == Way::kRing) {
         for (int k = 0; k < exchange.trips(); ++k) {
           co_await exchange.received_from(c, exchange.before());
@@ -235,8 +236,8 @@ Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring) 
         exchange.reduce(c);
       }
     }
-    if (t >= 3) {
-      const size_t c = t - 3;
+    if (t >= 3 * kApart && t - 3 * kApart < chunks) {
+      const size_t c = t - 3 * kApart;
       if (owns) {
         for (int h = 0; h < group.hosts() && exchange.way() == Way::kScatter; ++h) {
           if (exchange.talks_to(h)) co_await exchange.received_from(c, h);
@@ -252,9 +253,17 @@ Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring) 
         if (exchange.talks_to(h)) co_await exchange.sent_to(c, h);
       }
       channel.finish(exchange.number(c));
-      if (t + 1 < chunks + 3) co_await LetOthers{};
+      if (c + 1 < chunks) co_await LetOthers{};
     }
   }
+}
+
+}  // namespace
+
+Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring) {
+  const bool gathers = batch.bytes() <= kGatherBytes || group.hosts() == 2;
+  if (group.members_here().size() == 1 && gathers && !ring) return allreduce_alone_on_host(group, batch);
+  return allreduce_by_chunks(group, batch, ring);
 }
 
 }  // namespace hvd

@@ -22,11 +22,7 @@ bool Delegate::poll() {
     }
   });
   moved |= desk_.poll(*this);
-  if (!ready_.items.empty() && (urgent_ || !gathering_)) tell_ready();
-  if (gathering_ && settings_.now() - last_told_ >= HostDesk::kQuiet) {
-    gathering_ = false;
-    if (!ready_.items.empty()) tell_ready();
-  }
+  if (!ready_.items.empty() && (urgent_ || settings_.now() - last_told_ >= HostDesk::kQuiet)) tell_ready();
   if (++polls_ % 64 == 0 && (settings_.stall_warning > 0 || settings_.stall_shutdown > 0)) {
     const Nanoseconds now = settings_.now();
     if (now - last_stall_check_ >= Coordinator::kStallCheckInterval) {
@@ -38,7 +34,8 @@ bool Delegate::poll() {
 }
 
 uint64_t Delegate::prepare_sleep() {
-  desk_.wake_after(gathering_ ? std::numeric_limits<uint64_t>::max() : 1);
+  // While names gather we look again by ourselves.
+  desk_.wake_after(ready_.items.empty() ? 1 : std::numeric_limits<uint64_t>::max());
   return interest::kUrgent | interest::kRequest;
 }
 
@@ -46,7 +43,6 @@ void Delegate::tell_ready() {
   send(ready_);
   ready_.items.clear();
   urgent_ = false;
-  gathering_ = true;
   last_told_ = settings_.now();
 }
 

@@ -24,7 +24,7 @@ class Delegate final : private HostDesk::Listener {
   bool poll();
   bool has_news() const { return desk_.has_news(); }
   uint64_t prepare_sleep();
-  bool ticking() const { return gathering_ || desk_.ticking() || desk_.releasing(); }
+  bool ticking() const { return !ready_.items.empty() || desk_.ticking() || desk_.releasing(); }
 
  private:
   void request(int rank, const ToCoordinator& message, BytesView bytes) override;
@@ -38,9 +38,8 @@ class Delegate final : private HostDesk::Listener {
   const Settings& settings_;
   Hosts& hosts_;
   HostDesk desk_;
-  Ready ready_;             // not told yet
-  bool urgent_ = false;     // somebody waits for one of them
-  bool gathering_ = false;  // something was told within the last kQuiet
+  Ready ready_;          // not told yet
+  bool urgent_ = false;  // somebody waits for one of them
   Nanoseconds last_told_ = 0, last_stall_check_ = 0;
   uint64_t polls_ = 0;
 };

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/logging.h"
 
@@ -12,8 +13,13 @@ namespace {
 
 // Sleeping and being woken costs some 45 us of two cores; spinning longer than that would waste more than it saves.
 constexpr Nanoseconds kWaiterSpin = 50'000;
+// From host to host and back takes longer than that alone. Where there are cores to spare it is worth the wait: who
+// sleeps and is woken may also come back on a core that another one uses.
+constexpr Nanoseconds kNetworkSpin = 200'000;
 // The background thread competes with the training itself for a core.
 constexpr Nanoseconds kBackgroundSpin = 10'000;
+// How long a waiter spins for the role that the background thread is about to hand over.
+constexpr Nanoseconds kRoleSpin = 20'000;
 constexpr int kTickMs = 1;
 constexpr int kLongestSleepMs = 1000;
 // How long a rank that leaves waits for the other hosts to take note. They do so at once, unless they hang; while they
@@ -38,7 +44,7 @@ Engine::Engine(World world, const Settings& settings, const Wiring& wiring)
       doorbells_(segment_, world_.local_rank, wiring.doorbells, counters_),
       liveness_(world_, settings_, segment_, wiring.alive_fds, doorbells_, network_.fd()),
       arenas_(wiring.arena_fds, world_.local_size, world_.local_rank),
-      spin_(kWaiterSpin),
+      spin_(!network_.empty() && available_cores() >= 2 * world_.local_size ? kNetworkSpin : kWaiterSpin),
       crowded_(segment_->crowded()),
       sets_(world_.process_sets),
       ids_(static_cast<size_t>(segment_->cache_capacity()) + Coordinator::kUncachedIds),
@@ -135,7 +141,7 @@ hvd_status Engine::wait_locked(std::unique_lock<std::mutex>& lock, const std::sh
                                int64_t timeout_ns) {
   const Nanoseconds deadline =
       timeout_ns < 0 ? ~Nanoseconds{0} : settings_.now() + static_cast<Nanoseconds>(timeout_ns);
-  Waiter me{request.get(), {}, false};
+  Waiter me{request.get(), {}};
   if (!role_taken_ && !stopping_) {
     role_taken_ = true;
     me.has_role = true;
@@ -143,6 +149,12 @@ hvd_status Engine::wait_locked(std::unique_lock<std::mutex>& lock, const std::sh
   } else {
     const auto self = waiters_.insert(waiters_.end(), &me);
     const auto over = [&] { return me.has_role || request->status.load() != HVD_PENDING; };
+    if (background_has_role_) role_wanted_ = true;
+    if (background_has_role_ && !crowded_) {
+      lock.unlock();
+      for (const Nanoseconds start = settings_.now(); !over() && settings_.now() - start < kRoleSpin;) pause_core();
+      lock.lock();
+    }
     if (timeout_ns < 0) {
       me.wake.wait(lock, over);
     } else {
@@ -170,20 +182,40 @@ void Engine::release_role(Sleeper who) {
   for (Waiter* waiter : waiters_) {
     if (waiter->has_role || waiter->request->status.load() != HVD_PENDING) continue;
     waiter->has_role = true;  // role_taken_ stays
+    background_has_role_ = false;
     counters_.role_changes.add();
     waiter->wake.notify_one();
     return;
   }
   const bool ticks = ticking();
   background_timeout_ms_ = ticks ? kTickMs : liveness_.beat_interval_ms();
-  liveness_.let_network_wake_background();
+  if (who == Sleeper::kWaiter) ++releases_;
+  resting_ = resting_ && who == Sleeper::kWaiter && may_rest();
+  if (!resting_) liveness_.let_network_wake_background();
   doorbells_.arm(prepare_sleep(), Sleeper::kBackground);
-  role_taken_ = false;
+  role_taken_ = background_has_role_ = false;
   // The background thread knows its own new timeout; a waiter has to tell it.
   if (has_news() || (ticks && who == Sleeper::kWaiter)) {
     counters_.role_changes.add();
     doorbells_.poke(Sleeper::kBackground);
   }
+}
+
+// With mutex_ held.
+bool Engine::may_rest() const {
+  const bool one_set = std::all_of(sets_.begin() + 1, sets_.end(), [](const auto& ranks) { return ranks.empty(); });
+  return pending_ == 0 && one_set && executor_.idle() && !network_.blocked() && !failure_;
+}
+
+// With mutex_ held: whether the background thread, which has just woken up, need not look at anything.
+bool Engine::stays_at_rest(const Liveness::Woken& woken) {
+  const bool others_work = releases_ != std::exchange(releases_seen_, releases_);
+  if (role_taken_) {
+    // A waiter that keeps the role for long lets the network wake us when it gives it up.
+    resting_ = woken.by_network || (resting_ && others_work);
+    return true;
+  }
+  return resting_ && others_work && !woken.by_doorbell && !woken.by_end;
 }
 
 // ---- Driving --------------------------------------------------------------------------------------------------------
@@ -192,13 +224,16 @@ void Engine::release_role(Sleeper who) {
 void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) {
   const bool waits = sleeper == Sleeper::kWaiter;
   const Nanoseconds patience = waits ? spin_ : (crowded_ ? 0 : kBackgroundSpin);
+  // Where there is a network a pass makes a system call anyway: one more costs little, and may let those run for whom
+  // we wait.
+  const bool networked = !network_.empty();
   Nanoseconds idle_since = 0;
   for (unsigned passes = 0;; ++passes) {
     const bool moved = progress();
     // The background thread beats, also while it has no time to sleep.
     if (!waits && passes % 16 == 0) liveness_.beat();
     if (until != nullptr && until->status.load() != HVD_PENDING) return;
-    if (stop_driving_) return;
+    if (stop_driving_ || (!waits && role_wanted_)) return;
     if (moved) {
       idle_since = 0;
       if (waits && passes % 16 == 0 && settings_.now() >= deadline) return;
@@ -207,14 +242,14 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
     if (look_after_peers()) continue;
     // Looking at the clock costs more than a look at the flags.
     if (idle_since != 0 && passes % 16 != 0) {
-      pause_core();
+      networked ? (void)sched_yield() : pause_core();
       continue;
     }
     const Nanoseconds now = settings_.now();
     if (waits && now >= deadline) return;
     if (idle_since == 0) idle_since = now;
     if (now - idle_since < patience) {
-      if (crowded_) sched_yield();
+      if (crowded_ || networked) sched_yield();
       continue;
     }
     if (!waits) return;
@@ -258,17 +293,16 @@ bool Engine::ticking() const {
 void Engine::background() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    const int timeout_ms = std::min(background_timeout_ms_, liveness_.beat_interval_ms());
+    const int timeout_ms = resting_ ? kTickMs : std::min(background_timeout_ms_, liveness_.beat_interval_ms());
     lock.unlock();
-    const bool ended = liveness_.sleep(Sleeper::kBackground, timeout_ms);
-    const bool given_up = liveness_.beat();
+    Liveness::Woken woken = liveness_.sleep(Sleeper::kBackground, timeout_ms);
+    woken.by_end |= liveness_.beat();
     lock.lock();
     if (stopping_) break;
-    if (role_taken_) {
-      if (ended || given_up) doorbells_.poke(Sleeper::kWaiter);
-      continue;
-    }
-    role_taken_ = true;
+    if (role_taken_ && woken.by_end) doorbells_.poke(Sleeper::kWaiter);
+    if (stays_at_rest(woken)) continue;
+    role_taken_ = background_has_role_ = true;
+    role_wanted_ = false;
     counters_.role_changes.add();
     lock.unlock();
     doorbells_.disarm();

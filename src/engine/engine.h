@@ -10,7 +10,12 @@
 //
 // Giving up the role means: arm on behalf of the background thread, look at everything once more, and poke it if there
 // is something to do. So no event is missed between two drivers, and a blocking operation with nothing else in flight
-// hands nothing over.
+// hands nothing over. A background thread that has the role when somebody begins to wait hands it over at once.
+//
+// The network wakes the background thread too. Where blocking operations follow each other that would be a wake for
+// each message, of which their waiters take care anyway. So once it was woken for nothing the background thread
+// *rests*: it looks every kTickMs whether there were further operations, and lets the network wake it again when there
+// were none. It may rest only where nobody can need this rank: it has no request, and the job has no other process set.
 //
 // Locks. mutex_ guards the name tables, the role and the waiters. The driver takes it for short looks into the tables;
 // nothing blocks under it. Lock order: mutex_ only, never two.
@@ -97,7 +102,7 @@ class Engine {
   struct Waiter {
     const Request* request;
     std::condition_variable wake;
-    bool has_role = false;
+    std::atomic<bool> has_role{false};
   };
   struct Failure {
     hvd_status status;
@@ -117,6 +122,8 @@ class Engine {
   hvd_status wait_locked(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Request>& request,
                          int64_t timeout_ns);
   void release_role(Sleeper who);
+  bool may_rest() const;
+  bool stays_at_rest(const Liveness::Woken& woken);
   void drive(const Request* until, Nanoseconds deadline, Sleeper sleeper);
   void sleep(Nanoseconds deadline);
   uint64_t prepare_sleep();
@@ -172,8 +179,14 @@ class Engine {
 
   mutable std::mutex mutex_;
   bool role_taken_ = false;
+  bool background_has_role_ = false;
   bool stopping_ = false;
-  std::condition_variable role_free_;  // for shutdown
+  bool resting_ = false;                  // the background thread: see above
+  uint64_t releases_ = 0;                 // how often a waiter gave the role up
+  uint64_t releases_seen_ = 0;            // by the background thread
+  uint64_t pending_ = 0;                  // requests that have not ended
+  std::atomic<bool> role_wanted_{false};  // somebody began to wait while the background thread had the role
+  std::condition_variable role_free_;     // for shutdown
   std::list<Waiter*> waiters_;
   std::optional<Failure> failure_;
   int failure_cause_ = -1;              // the rank because of which

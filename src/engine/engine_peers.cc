@@ -105,11 +105,16 @@ bool Engine::look_after_peers() {
   seen_departures_ = segment_->coordinator().departures.load();
   look_at_connections();
   int blamed = -1;
+  bool blamed_said_nothing = false;
   for (int r = 0; r < world_.size; ++r) {
     if (known_gone_[static_cast<size_t>(r)] || !liveness_.gone(r)) continue;
     known_gone_[static_cast<size_t>(r)] = true;
     const RankState state = liveness_.state(r);
-    if (blamed < 0 || (state != kDeparted && state != kBroken)) blamed = r;
+    // Of a host that has fallen silent the first: it is local rank 0 that is not heard any more.
+    const bool said_nothing = state != kDeparted && state != kBroken;
+    if (blamed >= 0 && (blamed_said_nothing || !said_nothing)) continue;
+    blamed = r;
+    blamed_said_nothing = said_nothing;
   }
   if (blamed < 0) return false;
   // What it put into the log and the channels before it went still counts.

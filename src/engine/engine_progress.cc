@@ -19,7 +19,7 @@ bool Engine::progress() {
     const bool batches_moved = executor_.poll();
     moved |= batches_moved;
     if (batches_moved) stuck_since_ = 0;
-    moved |= network_.poll();  // what was just queued
+    moved |= network_.flush();  // what was just queued
     if (!closing_sets_.empty()) close_sets();
     return moved;
   } catch (const std::exception& error) {
@@ -257,12 +257,14 @@ void Engine::forget_pending(const std::shared_ptr<Request>& request) {
     NameEntry* const name = ids_[static_cast<size_t>(request->id)].name;
     if (name != nullptr && name->pending == request) {
       name->pending.reset();
+      --pending_;
       return;
     }
   }
   const auto found = names_.find(request->key);
   if (found == names_.end() || found->second.pending != request) return;
   found->second.pending.reset();
+  --pending_;
   if (found->second.id < 0) names_.erase(found);
 }
 

@@ -21,6 +21,7 @@ void Engine::submit_locked(const std::shared_ptr<Request>& request) {
         request->key.name + "'. Give each tensor a name of its own, or wait for the first operation to end.");
   }
   entry.pending = request;
+  ++pending_;
   counters_.requests_submitted.add();
   const bool cached = entry.id >= 0 && entry.id < segment_->cache_capacity();
   if (cached && ids_[static_cast<size_t>(entry.id)].meta == request->meta) {

@@ -112,25 +112,29 @@ void Liveness::let_network_wake_background() {
   watch(epolls_[static_cast<int>(Sleeper::kBackground)], network_fd_, kNetwork, EPOLL_CTL_MOD, EPOLLIN | EPOLLONESHOT);
 }
 
-bool Liveness::sleep(Sleeper sleeper, int timeout_ms) {
+Liveness::Woken Liveness::sleep(Sleeper sleeper, int timeout_ms) {
   const int epoll = epolls_[static_cast<int>(sleeper)];
   epoll_event events[16];
   const int n = epoll_wait(epoll, events, 16, timeout_ms);
-  bool ended = false;
+  Woken woken;
   for (int i = 0; i < n; ++i) {
     if (events[i].data.u64 == kDoorbell) {
+      woken.by_doorbell = true;
       uint64_t value;
       (void)!read(doorbell_fds_[static_cast<int>(sleeper)], &value, sizeof value);
       continue;
     }
-    if (events[i].data.u64 == kNetwork) continue;
+    if (events[i].data.u64 == kNetwork) {
+      woken.by_network = true;
+      continue;
+    }
     // Stays readable for ever: each of the two sleepers hears it once.
     const auto fd = static_cast<int>(events[i].data.u64 & 0xffffffff);
     epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr);
     found_[events[i].data.u64 >> 32].state.store(kEnded);
-    ended = true;
+    woken.by_end = true;
   }
-  return ended;
+  return woken;
 }
 
 bool Liveness::beat() {

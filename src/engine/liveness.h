@@ -38,9 +38,11 @@ class Liveness {
   // The connection with a rank of another host has ended, with these last words or (kEnded) without any.
   void connection_ended(int rank, RankState state, int cause);
 
-  // Sleeps until our doorbell rings, a peer ends, the network has something, or the time is over. Returns whether a
-  // peer has ended.
-  bool sleep(Sleeper sleeper, int timeout_ms);
+  // Sleeps until our doorbell rings, a peer ends, the network has something, or the time is over. Returns which.
+  struct Woken {
+    bool by_doorbell = false, by_end = false, by_network = false;
+  };
+  Woken sleep(Sleeper sleeper, int timeout_ms);
   // Lets the network wake the background thread too, once. A waiter is always woken.
   void let_network_wake_background();
 

@@ -28,7 +28,7 @@ namespace hvd {
 
 class Channel {
  public:
-  static constexpr uint64_t kSlots = 4;
+  static constexpr uint64_t kSlots = 8;
   static constexpr size_t kChunkBytes = 256 << 10;
   static constexpr size_t kInlineBytes = kLine - 16;
 

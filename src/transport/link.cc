@@ -250,6 +250,7 @@ bool Link::read() {
       return true;
     }
     moved = true;
+    const bool drained = static_cast<size_t>(n) < room;  // the socket is empty
     auto bytes = static_cast<size_t>(n);
     if (lane != nullptr) {
       payload_left_ -= bytes;
@@ -260,6 +261,7 @@ bool Link::read() {
       if (front.bytes == 0) lane->into.pop_front();
       lane->received.store(lane->received.load() + bytes);
       give_credit(static_cast<int>(header_.lane), *lane);
+      if (drained) return moved;
       continue;
     }
     const std::byte* data = shared_.staging.data();
@@ -268,7 +270,7 @@ bool Link::read() {
       data += taken;
       bytes -= taken;
     }
-    if (static_cast<size_t>(n) < room) return moved;  // the socket is empty
+    if (drained) return moved;
   }
   return moved;
 }

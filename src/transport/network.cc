@@ -93,6 +93,15 @@ bool Network::poll() {
       if (watched_[i].wire().has_input()) moved |= serve(i, true);
     }
   }
+  moved |= flush();
+  epoll_event events[64];
+  const int n = epoll_wait(epoll_, events, 64, 0);
+  for (int i = 0; i < n; ++i) moved |= serve(events[i].data.u64, true);
+  return moved;
+}
+
+bool Network::flush() {
+  bool moved = false;
   for (const Watched& watched : watched_) {
     if (watched.records != nullptr && watched.records->has_output() && !watched.for_writing) {
       moved |= serve(static_cast<size_t>(&watched - watched_.data()), false);
@@ -102,10 +111,11 @@ bool Network::poll() {
     link->clean();
     moved |= serve(index_of_link_[static_cast<size_t>(link->rank())], false);
   }
-  epoll_event events[64];
-  const int n = epoll_wait(epoll_, events, 64, 0);
-  for (int i = 0; i < n; ++i) moved |= serve(events[i].data.u64, true);
   return moved;
+}
+
+bool Network::blocked() const {
+  return std::any_of(watched_.begin(), watched_.end(), [](const Watched& watched) { return watched.for_writing; });
 }
 
 bool Network::move(Watched& watched, bool readable) {

@@ -29,6 +29,10 @@ class Network {
   // Moves what can be moved. True if anything did. Throws Error, which names the rank or host, if a peer has sent what
   // makes no sense; its connection is then lost.
   bool poll();
+  // The part of it that sends what was queued.
+  bool flush();
+  // Whether something that was queued waits for a socket to take it.
+  bool blocked() const;
 
   // Null where there is none.
   Link* link(int rank) const { return links_[static_cast<size_t>(rank)].get(); }

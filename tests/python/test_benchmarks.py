@@ -19,6 +19,12 @@ needs_bench = pytest.mark.skipif(
     reason="the benchmarks draw with matplotlib (the extra `bench`) and compile a program (the Debian package g++)",
 )
 MPIS = ("Open MPI", "MPICH")
+HOST_GOALS = [
+    "allreduce between 2 hosts, 1 Gbit/s, from 4 MiB",
+    "allreduce between 2 hosts, unshaped, from 4 MiB",
+    "allreduce between 2 hosts, every size",
+    "allreduce between 2 hosts, every size",
+]
 
 
 def run_benchmarks(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -30,7 +36,7 @@ def run_benchmarks(*arguments: str) -> "subprocess.CompletedProcess[str]":
 @needs_bench
 def test_the_quick_benchmark_fills_every_row(tmp_path: Path) -> None:
     short = ("--quick", "--rounds", "1", "--seconds", "0.001", "--name", "smoke", "--output", str(tmp_path))
-    ended = run_benchmarks(*short, "--ranks", "2", "--wait", "0.2")
+    ended = run_benchmarks(*short, "--ranks", "2", "--ranks-per-host", "1", "--wait", "0.2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results = json.loads((tmp_path / "smoke.json").read_text())
     measured = {(r["subject"]["kind"], r["way"]) for r in results["records"]}
@@ -42,10 +48,23 @@ def test_the_quick_benchmark_fills_every_row(tmp_path: Path) -> None:
     models = {r["subject"]["model"] for r in results["records"] if r["subject"]["kind"] == "training step"}
     assert models == {"400 small tensors", "29 M parameters", "CNN", "transformer, 14 M"}
     assert all(0 < r["median"] <= r["p99"] for r in results["records"])
+    between_hosts = {
+        (r["subject"]["link"], r["subject"]["bytes"], r["way"]) for r in results["records"] if r["subject"]["link"]
+    }
+    has_hosts = "LEFT OUT: hosts" not in ended.stderr
+    host_peers = [name for name in ("gloo", "Open MPI") if name in peers]
+    assert between_hosts == {
+        (link, size, way)
+        for link in ("unshaped", "1 Gbit/s")
+        for size in (4, 64 << 10, 4 << 20)
+        for way in ("horovod", *host_peers, "limit")
+        if has_hosts
+    }
     missing = [line for line in ended.stdout.splitlines() if line.endswith("| not measured |")]
     assert [line.split("|")[1].strip() for line in missing] == [
         "allreduce on 4 ranks, every size",
         "allreduce on 7 ranks, every size",
+        *([] if has_hosts else HOST_GOALS),
     ]
     report = (tmp_path / "smoke.md").read_text()
     assert report.partition("## Goals\n")[2].partition("![")[0].strip() in ended.stdout
