@@ -58,7 +58,8 @@ class Cases:
 
     def run(self, size: int, start: Case, timeout: float = 240.0, env: dict[str, str] | None = None) -> Outcomes:
         """Runs all cases on as many ranks, each of which first calls start()."""
-        return Outcomes(run_ranks(size, _run_all, start, self._cases, timeout=timeout, env=env))
+        module = self._cases[-1].__module__
+        return Outcomes(run_ranks(size, _run_all, start, self._cases, timeout=timeout, env=env, module=module))
 
 
 def _run_all(start: Case, cases: list[Case]) -> dict[str, str]:

@@ -103,6 +103,7 @@ class Group:
         folder: Path,
         hosts: Sequence[int],
         server_address: str,
+        module: str,
     ) -> None:
         assert sum(hosts) == size, f"{size} ranks on hosts with {hosts}"
         self.job_id, self.key = secrets.token_hex(8), secrets.token_hex(32)
@@ -130,7 +131,7 @@ class Group:
             with open(folder / f"stderr.{rank}", "wb") as output:
                 self.processes.append(
                     forking.start(
-                        function.__module__,
+                        module,
                         [str(folder), str(rank), str(os.getpid())],
                         {name: value for name, value in environment.items() if value is not None},
                         output,
@@ -207,6 +208,7 @@ def start_ranks(
     env_of_rank: Callable[[int], dict[str, str | None]] = _same_for_all,
     hosts: Sequence[int] | None = None,
     server_address: str = "127.0.0.1",
+    module: str | None = None,
 ) -> Iterator[Group]:
     """Starts ranks that each call function(*args); all are killed at the end of the block.
 
@@ -218,6 +220,7 @@ def start_ranks(
         env_of_rank: Further variables for each; None takes one away.
         hosts: How many ranks each host has; see above for where it is not given.
         server_address: Where the rendezvous server listens, if there are several hosts.
+        module: What they have imported when they begin (forking.py); the function's own by default.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         group = Group(
@@ -229,6 +232,7 @@ def start_ranks(
             folder=Path(folder),
             hosts=hosts or topology(size, os.environ.get("RANKS_TOPOLOGY", "shm")),
             server_address=server_address,
+            module=module or function.__module__,
         )
         try:
             yield group
@@ -244,13 +248,14 @@ def run_ranks(
     env_of_rank: Callable[[int], dict[str, str | None]] = _same_for_all,
     hosts: Sequence[int] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
+    module: str | None = None,
 ) -> list[Any]:
     """Runs function(*args) on every rank and returns the values by rank.
 
     Raises:
         AssertionError: A rank raised, died or did not end in time; it shows every rank's output.
     """
-    with start_ranks(size, function, *args, env=env, env_of_rank=env_of_rank, hosts=hosts) as group:
+    with start_ranks(size, function, *args, env=env, env_of_rank=env_of_rank, hosts=hosts, module=module) as group:
         outcomes = group.wait(timeout)
         failed = [outcome for outcome in outcomes if not outcome.finished or outcome.error or outcome.returncode]
         if failed:
