@@ -54,7 +54,7 @@ class Test(tf.train.SessionRunHook):  # type: ignore[misc]
 def main() -> None:
     """Train, test and report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=600, help="steps of one process; several share them")
+    parser.add_argument("--steps", type=int, default=1200, help="steps of one process; several share them")
     parser.add_argument("--batch-size", type=int, default=32, help="samples of a step for each process")
     parser.add_argument("--checkpoints", type=Path, help="folder for checkpoints")
     parser.add_argument("--report", type=Path, help="JSON file for the results")
@@ -62,6 +62,7 @@ def main() -> None:
 
     tf.disable_v2_behavior()
     hvd.init()
+    tf.set_random_seed(0)  # every run is the same
     config = tf.ConfigProto(intra_op_parallelism_threads=1)  # one core for each process
     config.gpu_options.visible_device_list = str(hvd.local_rank())  # and one GPU, if there are any
 

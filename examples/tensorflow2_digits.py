@@ -72,6 +72,7 @@ def main() -> None:
     args = parser.parse_args()
 
     hvd.init()
+    tf.keras.utils.set_random_seed(hvd.rank())
     tf.config.threading.set_intra_op_parallelism_threads(1)  # one core for each process
     train_data, (test_images, test_labels), steps = load_data(args.batch_size)
     if steps == 0:

@@ -58,4 +58,4 @@ def test_the_digits_are_learned_by_a_session_of_tensorflow_1(tmp_path: Path) -> 
     report = tmp_path / "report.json"
     out, err = run("tensorflow1_digits.py", "--report", str(report), "--checkpoints", str(tmp_path))
     check(report, out, err)
-    assert (tmp_path / "model.ckpt-300.index").exists()
+    assert (tmp_path / "model.ckpt-600.index").exists()
