@@ -153,6 +153,14 @@ def groups_of(groups: Any, num_groups: int) -> Any:
     return num_groups if groups is None else groups
 
 
+def variables_of_layers(layers: Any) -> list[Any]:
+    """What `local_layers` says: the trainable variables of a layer, of a list of layers, or of None."""
+    if layers is None:
+        return []
+    several = layers if isinstance(layers, (list, tuple, set)) else [layers]
+    return [variable for layer in several for variable in layer.trainable_weights]
+
+
 def require_sum_or_average(op: int) -> None:
     """Fails for an op that Keras optimizers have no use for.
 

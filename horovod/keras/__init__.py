@@ -7,11 +7,11 @@ from typing import Any
 import keras
 
 from horovod._keras.framework import framework_of as _framework_of
-from horovod._keras.layers import variables_of_layers as _variables_of_layers
 from horovod._keras.models import load_model as _load_model
 from horovod._keras.optimizers import distributed as _distributed
 from horovod.common.basics import basics as _basics
 from horovod.common.gradient_reduction import groups_of as _groups_of
+from horovod.common.gradient_reduction import variables_of_layers as _variables_of_layers
 from horovod.common.process_sets import ProcessSet as _ProcessSet
 from horovod.common.process_sets import global_process_set
 from horovod.common.reduce_ops import Adasum, Average, Sum

@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._keras.layers import variables_of_layers
-from horovod.common.gradient_reduction import groups_of
+from horovod.common.gradient_reduction import groups_of, variables_of_layers
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.reduce_ops import Average
 from horovod.tensorflow.compression import Compression

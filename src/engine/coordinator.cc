@@ -50,7 +50,6 @@ bool Coordinator::poll() {
   if (ready_count_ > 0 && !stopped_) {
     const Nanoseconds now = settings_.now();
     for (Queue& queue : queues_) {
-      if (std::exchange(queue.grown, false)) queue.last_added = now;
       if (!queue.ids.empty() && must_close(queue, now)) {
         close(queue);
         moved = true;
@@ -312,7 +311,7 @@ void Coordinator::add_ready(uint32_t id, bool wanted) {
   ++queue.seen;
   queue.ids.push_back(id);
   queue.bytes += name.bytes;
-  queue.grown = true;
+  queue.last_added = settings_.now();
   queue.wanted |= wanted;
   ++ready_count_;
 }

@@ -113,7 +113,6 @@ class Coordinator final : private HostDesk::Listener {
     std::vector<uint32_t> ids;
     uint64_t bytes = 0;
     Nanoseconds last_added = 0;
-    bool grown = false;  // since then; poll() looks at the clock once, for all
     bool wanted = false;
     uint64_t step = 1, seen = 0, expected = 0;
   };

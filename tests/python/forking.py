@@ -139,14 +139,15 @@ def _fork_as_told(control: socket.socket, parent: int) -> bool:
         here, there = os.pipe()
         between = os.fork()
         if between == 0:
+            own = os.getpid()
             pid = os.fork()
             if pid != 0:
                 os.write(there, str(pid).encode())
                 os._exit(0)
-            while os.getppid() != parent:  # its parent is about to end; if ours has, there is nobody to work for
-                if os.getppid() == 1:
-                    os._exit(1)
+            while os.getppid() == own:  # which is about to end
                 time.sleep(0.0001)
+            if os.getppid() != parent:  # there is nobody to work for
+                os._exit(1)
             arguments, env, folder = json.loads(message)
             _become(arguments, env, folder, fds[0])
             for fd in (control.detach(), here, there, *fds):
