@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from horovod.common.reduce_ops import Average, Min
 from horovod.tensorflow import functions, mpi_ops, reductions
+from horovod.tensorflow.autograph import as_written
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import broadcast_global_variables
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
@@ -27,6 +28,7 @@ __all__ = [
     "all_finite",
     "allgather",
     "allreduce",
+    "as_written",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_variables",

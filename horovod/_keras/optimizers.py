@@ -116,7 +116,10 @@ def distributed(
             process_set=reducer.process_set,
             name=reducer.name,
         )
-    made = type(base.__name__, (_Keras3 if is_keras3 else _Keras2, base), {"__module__": base.__module__})
+    members: dict[str, Any] = {"__module__": base.__module__}
+    if not is_keras3:  # users call it in a tf.function; that of Keras 3 is called by Keras
+        members["apply_gradients"] = framework.as_written(_Keras2.apply_gradients)
+    made = type(base.__name__, (_Keras3 if is_keras3 else _Keras2, base), members)
     # Not by setattr: Keras would track these.
     object.__setattr__(optimizer, "__class__", made)
     object.__setattr__(optimizer, "_hvd_reducer", reducer)

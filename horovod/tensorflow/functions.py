@@ -8,10 +8,12 @@ import tensorflow as tf
 from horovod.common import objects
 from horovod.common.agreement import require_same
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow.autograph import as_written
 from horovod.tensorflow.mpi_ops import broadcast_
 from horovod.tensorflow.util import description, reference
 
 
+@as_written
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
@@ -39,6 +41,7 @@ def broadcast_variables(
     return None
 
 
+@as_written
 def broadcast_global_variables(root_rank: int) -> Any:
     """The operation that gives all global variables of the current graph (of TensorFlow 1) the root's values.
 

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common.gradient_reduction import GradientReduction
-from horovod.tensorflow.naming import operation_name
+from horovod.tensorflow.naming import unique_name
 from horovod.tensorflow.reductions import reduce_slices, reduce_tensors
 from horovod.tensorflow.util import reference
 
@@ -41,7 +41,7 @@ class GradientReducer(GradientReduction):
         dense = [i for i in range(len(gradients)) if i not in set(sparse)]
         with tf.name_scope(""):
             if dense:
-                full_name = operation_name("allreduce", name)
+                full_name = unique_name(f"allreduce.{name}")
                 chosen = [gradients[i] for i in dense]
                 with tf.device(self.device_dense):
                     reduced = reduce_tensors(
@@ -50,7 +50,7 @@ class GradientReducer(GradientReduction):
                 for i, gradient in zip(dense, reduced, strict=True):
                     results[i] = gradient
             if sparse:
-                full_name = operation_name("allgather", name)
+                full_name = unique_name(f"allgather.{name}")
                 with tf.device(self.device_sparse):
                     gathered = reduce_slices([gradients[i] for i in sparse], full_name, self.op, self.process_set)
                 for i, slices in zip(sparse, gathered, strict=True):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from horovod.common.gradient_reduction import groups_of, variables_of_layers
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.reduce_ops import Average
+from horovod.tensorflow.autograph import as_written
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.gradient_reducer import GradientReducer
 
@@ -19,6 +20,7 @@ class _DistributedTape:
 
     _reducer: GradientReducer
 
+    @as_written
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: Any = False, **kwargs: Any
     ) -> Any:
@@ -38,6 +40,7 @@ class _DistributedTape:
         reduced = self._reducer.reduce(flat, tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(gradients, reduced)
 
+    @as_written
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
@@ -53,6 +56,7 @@ class _DistributedTape:
         self._reducer.add_local(source)
 
 
+@as_written
 def DistributedGradientTape(
     gradtape: Any,
     device_dense: str = "",
@@ -103,6 +107,7 @@ def DistributedGradientTape(
     return tape
 
 
+@as_written
 def PartialDistributedGradientTape(
     gradtape: Any,
     device_dense: str = "",

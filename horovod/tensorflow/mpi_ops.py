@@ -25,6 +25,7 @@ from horovod.common.reduce_ops import (
 )
 from horovod.common.util import num_rank_is_power_2
 from horovod.tensorflow import collectives
+from horovod.tensorflow.autograph import as_written
 from horovod.tensorflow.library import library as MPI_LIB
 from horovod.tensorflow.naming import operation_name
 from horovod.tensorflow.tensors import as_tensor, as_tensors
@@ -55,6 +56,7 @@ rocm_built = _basics.rocm_built
 check_num_rank_power_of_2 = num_rank_is_power_2
 
 
+@as_written
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -81,6 +83,7 @@ def allgather(
     return gathered[0]
 
 
+@as_written
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -96,6 +99,7 @@ def grouped_allgather(
     return list(gathered)
 
 
+@as_written
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -123,6 +127,7 @@ def broadcast(
     return collectives.broadcast([tensor], full_name, root_rank, require_id(process_set))[0]
 
 
+@as_written
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
@@ -146,6 +151,7 @@ def broadcast_(
     return list(variables) if tf.executing_eagerly() else assigned
 
 
+@as_written
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -181,6 +187,7 @@ def alltoall(
     return rows if splits is None else (rows, received)
 
 
+@as_written
 def join() -> Any:
     """Says that this rank has no more data; ends when every rank has said so.
 
@@ -201,26 +208,31 @@ def join() -> Any:
 # ---- Who the process is, at the time when a graph runs ---------------------------------------------------------------
 
 
+@as_written
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """The number of ranks in a process set."""
     return tf.identity(MPI_LIB.horovod_place(process_set=process_set_id).size, name=name)
 
 
+@as_written
 def local_size_op(name: str | None = None) -> Any:
     """The number of ranks on this host."""
     return tf.identity(MPI_LIB.horovod_place(process_set=0).local_size, name=name)
 
 
+@as_written
 def rank_op(name: str | None = None) -> Any:
     """This process's number among all, from 0."""
     return tf.identity(MPI_LIB.horovod_place(process_set=0).rank, name=name)
 
 
+@as_written
 def local_rank_op(name: str | None = None) -> Any:
     """This process's number among those of its host, from 0."""
     return tf.identity(MPI_LIB.horovod_place(process_set=0).local_rank, name=name)
 
 
+@as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """1 if this process is a member of the process set, 0 if not.
 

@@ -1,8 +1,11 @@
 """Names of operations in TensorFlow: what matches an operation of one rank with those of the others.
 
-    allreduce.<scopes>/<name>                in a graph, with the name scopes around it; else without
+    <scopes>/<name>                          in a graph, with the name scopes around it; else without
     allreduce.<function>/<scopes>/noname     one without a name, in a tf.function
     allreduce.noname                         one without a name that is run eagerly: there is only one at a time
+
+What an operation does is not part of a name that the user has given: where ranks do different things by the same name,
+the engine says so, instead of waiting for the other ranks of each.
 
 Within a graph a name that is there already gets a number. So what is in one graph can be under way at the same time,
 and ranks may run it in any order; they may build it in any order too, if all of it has names. (TensorFlow's own names
@@ -32,12 +35,13 @@ def operation_name(kind: str, name: str | None, *, ignore_name_scope: bool = Fal
         NotImplementedError: It would be compiled by XLA.
     """
     if tf.executing_eagerly():
-        return f"{kind}.{name or 'noname'}"
+        return name or f"{kind}.noname"
     graph = tf.compat.v1.get_default_graph()
     # Functions of loops and branches have numbers at the end of their names, which differ between processes.
     function = "" if name else re.sub(r"[_\d]+$", "", getattr(graph, "name", ""))
     scope = "" if ignore_name_scope else graph.get_name_scope()
-    return unique_name(f"{kind}.{'/'.join(filter(None, (function, scope, name or 'noname')))}")
+    path = "/".join(filter(None, (function, scope, name or "noname")))
+    return unique_name(path if name else f"{kind}.{path}")
 
 
 def unique_name(name: str) -> str:

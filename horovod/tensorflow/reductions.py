@@ -10,11 +10,13 @@ import tensorflow as tf
 from horovod.common.process_sets import ProcessSet, global_process_set, require_id
 from horovod.common.reduce_ops import Average, Sum, reduce_op
 from horovod.tensorflow import collectives
+from horovod.tensorflow.autograph import as_written
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.naming import operation_name
 from horovod.tensorflow.tensors import REDUCED, as_tensors
 
 
+@as_written
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -63,6 +65,7 @@ def allreduce(
         ]
 
 
+@as_written
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -139,6 +142,7 @@ def reduce_slices(slices: Sequence[Any], full_name: str, op: int, process_set: P
     return results
 
 
+@as_written
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -178,6 +182,7 @@ def reducescatter(
         return _scatter([tensor], full_name, op, process_set, compression, factors)[0]
 
 
+@as_written
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",

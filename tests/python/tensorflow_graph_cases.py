@@ -1,6 +1,8 @@
 """Operations in graphs, and their gradients: cases of test_tensorflow_ops.py, for three ranks."""
 
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,34 @@ def graphs_of_tensorflow_1_are_built_in_any_order() -> None:
             results[i] = kinds[i % 3](tf.constant([hvd.rank() + 1.0]), f"operation{i}")
         for _ in range(2):
             assert session.run(results) == [6.0, 1.0, 2.0] * 4
+
+
+@graph_cases.add
+def autograph_leaves_our_functions_as_they_are() -> None:
+    callers: list[str] = []
+
+    class Watched:
+        @staticmethod
+        def compress(tensor: Any) -> tuple[Any, None]:
+            callers[:] = [Path(frame.filename).name for frame in inspect.stack()]
+            return tensor, None
+
+        @staticmethod
+        def decompress(tensor: Any, _context: None) -> Any:
+            return tensor
+
+    def of_operation(x: Any) -> Any:
+        return hvd.allreduce(x, compression=Watched, name="watched")
+
+    def of_tape(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x * x
+        return hvd.DistributedGradientTape(tape, compression=Watched).gradient(y, x)
+
+    for function, ours in ((of_operation, {"reductions.py"}), (of_tape, {"reductions.py", "gradient_tape.py"})):
+        tf.function(function)(tf.constant([1.0]))
+        assert ours <= set(callers), callers
 
 
 @graph_cases.add

@@ -154,9 +154,11 @@ cases.include(graph_cases)
 def errors_have_the_types_of_tensorflow_and_the_job_goes_on() -> None:
     rank = hvd.rank()
     x = tf.constant([1.0, 2.0])
+    kinds: list[Any] = [hvd.allreduce, hvd.allgather]
     different: list[tuple[str, Any]] = [
         ("Mismatched data types", lambda: hvd.allreduce(tf.cast(x, [tf.float32, tf.float64][rank % 2]), name="e1")),
         ("tensor shapes", lambda: hvd.allreduce(tf.ones([2 + rank]), name="e2")),
+        ("Mismatched operations", lambda: kinds[rank % 2](x, name="e3")),
         ("root ranks", lambda: hvd.broadcast(x, rank % 2, name="e4")),
         ("factors", lambda: hvd.allreduce(x, prescale_factor=1.0 + rank, name="e5")),
         ("reduction operation", lambda: hvd.allreduce(x, op=[hvd.Sum, hvd.Max][rank % 2], name="e6")),
@@ -202,7 +204,7 @@ def the_same_name_twice_at_once_is_refused() -> None:
     if hvd.rank() == 0:
         handle = horovod.numpy.allreduce_async([1.0], name="same", op=hvd.Sum)
         with raises(tf.errors.InvalidArgumentError, "same name"):
-            hvd.allreduce(tf.constant([1.0]), name="same")
+            hvd.allreduce(tf.constant([1.0]), name="allreduce.same")  # the other binding's name, in full
         hvd.broadcast_object("refused")
         total = horovod.numpy.synchronize(handle)
     else:
