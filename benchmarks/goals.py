@@ -19,6 +19,7 @@ from subject import (
     HOROVOD,
     HOROVOD_SHARED,
     HOROVOD_TORCH,
+    IN_STEP,
     LIMIT,
     MPICH,
     ONE,
@@ -224,7 +225,10 @@ def _training(results: Results) -> list[Row]:
             rows.append(Row(what, goal, f"{ours * 1e3:.2f} ms / {theirs * 1e3:.2f} ms: noise", None))
         else:
             share = ours / theirs
-            rows.append(Row(what, goal, f"{share:.2f} ({ours * 1e3:.2f} / {theirs * 1e3:.2f} ms)", share <= 1 / 3))
+            waiting = communication(results, subject, IN_STEP)
+            of_it = "" if waiting is None else f"; {waiting * 1e3:.2f} ms to wait for each other"
+            text = f"{share:.2f} ({ours * 1e3:.2f} / {theirs * 1e3:.2f} ms{of_it})"
+            rows.append(Row(what, goal, text, share <= 1 / 3))
     return rows
 
 

@@ -21,12 +21,14 @@ from subject import (
     HOROVOD,
     HOROVOD_SHARED,
     HOROVOD_TORCH,
+    IN_STEP,
     LIMIT,
     MEMCPY,
     MODELS,
     MPICH,
     OPEN_MPI,
     PEERS,
+    STEP_WAYS,
     TRAINING,
     Subject,
 )
@@ -43,6 +45,7 @@ _COLORS = {
     LIMIT: "black",
     MEMCPY: "grey",
     ALONE: "lightgrey",
+    IN_STEP: "darkgrey",
 }
 _WAYS = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, *PEERS, LIMIT, MEMCPY)
 
@@ -141,10 +144,10 @@ _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int32": 4, "
 def _steps(results: Results, axes: Any) -> None:
     subjects = results.subjects(TRAINING, 2)
     subjects.sort(key=lambda subject: MODELS.index(subject.model))
-    for number, way in enumerate((ALONE, HOROVOD, DDP)):
+    for number, way in enumerate(STEP_WAYS):
         values = [record.median * 1e3 if (record := results.find(s, way)) else 0.0 for s in subjects]
-        axes.bar([x + 0.27 * number for x in range(len(subjects))], values, 0.27, color=_COLORS[way], label=way)
-    axes.set_xticks([x + 0.27 for x in range(len(subjects))], [s.model for s in subjects], fontsize=7)
+        axes.bar([x + 0.2 * number for x in range(len(subjects))], values, 0.2, color=_COLORS[way], label=way)
+    axes.set_xticks([x + 0.3 for x in range(len(subjects))], [s.model for s in subjects], fontsize=7)
     axes.set_ylabel("ms, median")
     axes.set_title("training step, 2 ranks")
 

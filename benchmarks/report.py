@@ -17,6 +17,7 @@ from subject import (
     LIMIT,
     MEMCPY,
     PEERS,
+    STEP_WAYS,
     TOGETHER,
     TOGETHER_WAYS,
     TRAINING,
@@ -126,15 +127,15 @@ def _training(results: Results) -> list[str]:
             for cost in (communication(results, subject, way), cpu_of_communication(results, subject, way)):
                 costs.append("-" if cost is None else f"{cost * 1e3:.2f} ms")
             costs.append("-" if step is None or alone is None else f"{alone.median / step.median:.0%}")
-        rows.append([str(subject.ranks), subject.model, *_times(results, subject, (ALONE, HOROVOD, DDP)), *costs])
+        rows.append([str(subject.ranks), subject.model, *_times(results, subject, STEP_WAYS), *costs])
     if not rows:
         return []
     costs = [f"{what} of {way}" for way in ("horovod", "DDP") for what in ("cost", "processor time", "efficiency")]
     note = (
-        "Cost is the time of a step beyond that of ranks that do not talk; processor time is what a rank needs beyond "
-        "theirs, which a busy machine changes less."
+        "Cost is the time of a step beyond that of ranks that do not talk (alone); processor time is what a rank needs "
+        "beyond theirs, which a busy machine changes less. Ranks that are in step only wait for each other once a step."
     )
-    header = ["ranks", "model", ALONE, HOROVOD, DDP, *costs]
+    header = ["ranks", "model", *STEP_WAYS, *costs]
     return ["## Training step", "", note, "", *_table(header, rows)]
 
 

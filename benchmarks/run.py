@@ -22,9 +22,7 @@ from results import Results
 from simulation import simulate
 from subject import (
     ALLREDUCE,
-    ALONE,
     COLLECTIVES,
-    DDP,
     HOROVOD,
     HOROVOD_SHARED,
     HOROVOD_TORCH,
@@ -32,6 +30,7 @@ from subject import (
     MEMCPY,
     MODELS,
     PEERS,
+    STEP_WAYS,
     TOGETHER,
     TOGETHER_WAYS,
     TRAINING,
@@ -127,7 +126,7 @@ class Run:
         """Steps of training."""
         models = MODELS if stadium.ranks == 2 or not self._quick else MODELS[:1]
         for model in models:
-            self.measure(stadium, Subject(TRAINING, stadium.ranks, model=model), (ALONE, HOROVOD, DDP))
+            self.measure(stadium, Subject(TRAINING, stadium.ranks, model=model), STEP_WAYS)
 
     def costs(self, stadium: Stadium) -> None:
         """Waiting, agreement; and once import, init and memory."""

@@ -24,14 +24,13 @@ from mpi_environments import Mpi
 from numpy.typing import NDArray
 from subject import (
     ALLREDUCE,
-    ALONE,
-    DDP,
     GLOO,
     HOROVOD,
     HOROVOD_SHARED,
     HOROVOD_TORCH,
     LIMIT,
     MEMCPY,
+    STEP_WAYS,
     TOGETHER_WAYS,
     Subject,
 )
@@ -276,7 +275,7 @@ class Stadium(contextlib.ExitStack):
         return self
 
     def _start_teams(self) -> None:
-        ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, GLOO, *TOGETHER_WAYS, ALONE, DDP)
+        ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, GLOO, *TOGETHER_WAYS, *STEP_WAYS)
         self._start("torch", "torch", ways, [*horovodrun(self.ranks), sys.executable], {})
         for mpi in self._mpis:
             with told():

@@ -44,7 +44,7 @@ def test_the_quick_benchmark_fills_every_row(tmp_path: Path) -> None:
     for kind in ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter"):
         assert {(kind, way) for way in ("horovod", "horovod.torch", *peers)} <= measured
     assert {("allreduce", way) for way in ("horovod, hvd_alloc", "limit", "memcpy by all")} <= measured
-    assert {("training step", way) for way in ("alone", "horovod", "DDP, gloo")} <= measured
+    assert {("training step", way) for way in ("alone", "in step", "horovod", "DDP, gloo")} <= measured
     models = {r["subject"]["model"] for r in results["records"] if r["subject"]["kind"] == "training step"}
     assert models == {"400 small tensors", "29 M parameters", "CNN", "transformer, 14 M"}
     assert all(0 < r["median"] <= r["p99"] for r in results["records"])
