@@ -1,5 +1,7 @@
 #include "engine/completion_pool.h"
 
+#include <pthread.h>
+
 namespace hvd {
 
 CompletionPool::CompletionPool() : state_(std::make_shared<State>()) {}
@@ -34,6 +36,7 @@ size_t CompletionPool::threads() const {
 }
 
 void CompletionPool::work(const std::shared_ptr<State>& state) {
+  pthread_setname_np(pthread_self(), "hvd-callbacks");
   std::unique_lock lock(state->mutex);
   for (;;) {
     ++state->spare;

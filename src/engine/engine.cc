@@ -1,6 +1,7 @@
 // Life cycle and the driver's role: who drives, who sleeps, who is woken.
 #include "engine/engine.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -291,6 +292,7 @@ bool Engine::ticking() const {
 }
 
 void Engine::background() {
+  pthread_setname_np(pthread_self(), "hvd-engine");  // as top -H and debuggers show it
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     const int timeout_ms = resting_ ? kTickMs : std::min(background_timeout_ms_, liveness_.beat_interval_ms());
