@@ -8,6 +8,7 @@ namespace hvd {
 // With mutex_ held. Only the driver may send; where we are about to be the driver, nobody is armed.
 void Engine::submit_to_order(const std::shared_ptr<Request>& request, uint64_t order) {
   counters_.requests_by_bit.add();
+  counters_.requests_standing.add();
   request->order = order;
   for_orders_.push_back(request);
   for_orders_wait_ = true;

@@ -242,10 +242,12 @@ Outcome run_rank(const RankGroup& group, Engine& engine, uint64_t operations, ui
 
 void report(const char* who, const Counters& c) {
   std::printf(
-      "%s: %llu requests (%llu by bit, %llu messages), %llu batches, %llu doorbells, %llu sleeps, %llu role "
+      "%s: %llu requests (%llu by bit, %llu standing, %llu messages), %llu batches, %llu doorbells, %llu sleeps, %llu "
+      "role "
       "changes, %llu log bytes, %llu evictions\n",
       who, static_cast<unsigned long long>(c.requests_submitted.get()),
       static_cast<unsigned long long>(c.requests_by_bit.get()),
+      static_cast<unsigned long long>(c.requests_standing.get()),
       static_cast<unsigned long long>(c.request_messages.get()), static_cast<unsigned long long>(c.batches.get()),
       static_cast<unsigned long long>(c.doorbells.get()), static_cast<unsigned long long>(c.sleeps.get()),
       static_cast<unsigned long long>(c.role_changes.get()), static_cast<unsigned long long>(c.log_bytes.get()),
