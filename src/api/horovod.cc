@@ -413,7 +413,8 @@ hvd_status hvd_get_counters(hvd_counters* counters) {
                  c.bytes_placed.get(),     c.doorbells.get(),          c.sleeps.get(),
                  c.role_changes.get(),     c.log_bytes.get(),          c.cache_evictions.get(),
                  c.stall_warnings.get(),   c.net_bytes_out.get(),      c.net_payload_out.get(),
-                 c.net_frames_out.get(),   c.control_bytes.get(),      c.control_records.get()};
+                 c.net_frames_out.get(),   c.control_bytes.get(),      c.control_records.get(),
+                 c.requests_standing.get()};
     return HVD_OK;
   });
 }

@@ -226,6 +226,7 @@ PyObject* py_counters(PyObject*, PyObject*) {
       {"net_frames_out", counters.net_frames_out},
       {"control_bytes", counters.control_bytes},
       {"control_records", counters.control_records},
+      {"requests_standing", counters.requests_standing},
   };
   PyObject* dict = PyDict_New();
   if (dict == nullptr) return nullptr;

@@ -59,6 +59,8 @@ class Group {
   // The stream with a member on another host.
   Stream stream(int member) const { return {*network_.link(ranks_[static_cast<size_t>(member)]), set_}; }
   Stream stream(int host, int place) const { return stream(members(host)[static_cast<size_t>(place)]); }
+  // The connection with place 0 of another host.
+  Link& link(int host) const { return *network_.link(ranks_[static_cast<size_t>(members(host)[0])]); }
 
  private:
   const int set_;

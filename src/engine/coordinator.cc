@@ -279,7 +279,7 @@ void Coordinator::make_room() {
   }
   const size_t count = std::min<size_t>(idle.size(), std::max<uint32_t>(capacity / 8, 1));
   std::partial_sort(idle.begin(), idle.begin() + static_cast<ptrdiff_t>(count), idle.end(),
-                    [this](uint32_t a, uint32_t b) { return names_[a].last_use < names_[b].last_use; });
+                    [this](uint32_t a, uint32_t b) { return last_use(a) < last_use(b); });
   for (size_t i = 0; i < count; ++i) {
     counters_.cache_evictions.add();
     withdraw(idle[i]);
@@ -290,6 +290,7 @@ void Coordinator::withdraw(uint32_t id) {
   Name& name = names_[id];
   name.state = IdState::kWithdrawn;
   ids_.erase(name.key);
+  end_order(name);
   withdrawn_[id] = world_.n_hosts();
   append(Evict{id});
 }
@@ -347,8 +348,10 @@ void Coordinator::close(Queue& queue) {
   Run run;
   uint64_t bytes = 0;
   std::vector<uint32_t> uncached;
+  const bool alone_and_wanted = queue.ids.size() == 1 && queue.wanted;
   for (const uint32_t id : queue.ids) {
     Name& name = names_[id];
+    consider_order(id, alone_and_wanted);
     const bool alone = queue.like.op == HVD_ALLTOALL;  // its counts, one per member, have to fit into a chunk
     if (!run.ids.empty() && (alone || bytes + name.bytes > threshold || run.ids.size() == kMostIdsPerRun)) {
       append(run);

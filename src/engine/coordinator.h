@@ -24,6 +24,9 @@
 // copies the log into its host's segment. Because the log is one sequence and each connection keeps its order, every
 // host sees the same entries in the same order, and whatever a host has told about an id precedes its release of it.
 //
+// A name that is run alone again and again may get a standing order, by which its members need no agreement: see
+// standing_orders.h.
+//
 // Ids beyond the cache's capacity have no slot: they are defined, run once and evicted.
 //
 // From ready to a batch: ready ids wait in a queue per class (same set, operation, dtype, reduction, root, factors),
@@ -90,6 +93,8 @@ class Coordinator final : private HostDesk::Listener {
     uint64_t step = 0;   // of its class, in which it was last ready
     bool ready = false;  // in a queue, not yet logged
     int queue = -1;      // index into queues_
+    int alone = 0;       // how often in a row it was run by itself, with somebody waiting for it
+    uint64_t order = 0;  // standing
     // The round that is not complete yet.
     std::vector<int> arrived;  // hosts
     bool wanted = false, with_joined = false;
@@ -107,6 +112,12 @@ class Coordinator final : private HostDesk::Listener {
     Nanoseconds since = 0, last_warning = 0;
   };
 
+  struct EndingOrder {  // evicted, but not all members have read that
+    Key key;
+    Meta meta;
+    std::map<int, uint64_t> members;  // who has, and its number of rounds
+  };
+
   struct Queue {
     int set = 0;
     Meta like;  // shape left out
@@ -117,7 +128,8 @@ class Coordinator final : private HostDesk::Listener {
     uint64_t step = 1, seen = 0, expected = 0;
   };
 
-  // Hosts, requests, ids, batches: coordinator.cc. Joined ranks and process sets: coordinator_membership.cc.
+  // Hosts, requests, ids, batches: coordinator.cc. Joined ranks and process sets: coordinator_membership.cc. Standing
+  // orders: coordinator_orders.cc.
   void request(int rank, const ToCoordinator& message, BytesView bytes) override;
   void ready(uint32_t id, bool wanted, bool with_joined) override;
   void wanted(uint32_t id) override;
@@ -131,7 +143,14 @@ class Coordinator final : private HostDesk::Listener {
   void take(int rank, const Submit& message);
   void take(int rank, const Want& message);
   void take(int rank, const Closed& message);
+  void take(int rank, const Revoke& message);
+  void take(int rank, const Ended& message);
+  void consider_order(uint32_t id, bool alone_and_wanted);
+  bool may_stand(uint32_t id) const;
+  void end_order(Name& name);
+  void end_all_orders();
   void join(int rank);
+  void end_join();
   void submit_for_joined();
   bool has_joined(int rank) const;
   void complete(const Key& key, Pending pending);
@@ -147,6 +166,8 @@ class Coordinator final : private HostDesk::Listener {
   bool must_close(const Queue& queue, Nanoseconds now) const;
   void close(Queue& queue);
   void append(const LogEntry& entry);
+  // What has a standing order is used, although not by way of us.
+  uint64_t last_use(uint32_t id) const { return names_[id].order != 0 ? use_clock_ : names_[id].last_use; }
   bool cached(uint32_t id) const { return id < static_cast<uint32_t>(segment_->cache_capacity()); }
   void check_stalls(Nanoseconds now);
   void report_stall(const Key& key, const Meta& meta, const std::vector<int>& arrived, const std::vector<int>& missing,
@@ -170,6 +191,9 @@ class Coordinator final : private HostDesk::Listener {
   std::unordered_map<Key, uint32_t, KeyHash> ids_;
   std::unordered_map<Key, Pending, KeyHash> pending_;
   std::deque<std::pair<Key, Pending>> no_id_yet_;  // complete, but all ids are taken
+  std::map<uint64_t, uint32_t> orders_;            // those that stand, and their ids
+  std::map<uint64_t, EndingOrder> ending_orders_;
+  uint64_t last_order_ = 0;
   std::vector<Queue> queues_;
   size_t ready_count_ = 0;
   uint64_t use_clock_ = 0;

@@ -273,13 +273,13 @@ void Engine::sleep(Nanoseconds longest) {
 }
 
 uint64_t Engine::prepare_sleep() {
-  return interest::kLog | executor_.interests() | (coordinator_ ? coordinator_->prepare_sleep() : 0) |
-         (delegate_ ? delegate_->prepare_sleep() : 0);
+  return interest::kLog | interest::kSubmitted | executor_.interests() |
+         (coordinator_ ? coordinator_->prepare_sleep() : 0) | (delegate_ ? delegate_->prepare_sleep() : 0);
 }
 
 bool Engine::has_news() const {
   if (broken_) return false;
-  if (!log_.empty() || executor_.can_move()) return true;
+  if (!log_.empty() || for_orders_wait_ || executor_.can_move()) return true;
   if (coordinator_ && coordinator_->has_news()) return true;
   if (delegate_ && delegate_->has_news()) return true;
   return somebody_new_is_gone();

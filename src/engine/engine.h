@@ -32,6 +32,7 @@
 #include <condition_variable>
 #include <deque>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -47,6 +48,7 @@
 #include "engine/liveness.h"
 #include "engine/messages.h"
 #include "engine/request.h"
+#include "engine/standing_orders.h"
 #include "engine/world.h"
 #include "transport/arena.h"
 #include "transport/byte_ring.h"
@@ -98,6 +100,7 @@ class Engine {
     Key key;
     Meta meta;
     NameEntry* name = nullptr;  // in names_, where it stays for as long as it has this id
+    uint64_t order = 0;         // the standing order by which it is submitted
   };
   struct Waiter {
     const Request* request;
@@ -117,6 +120,7 @@ class Engine {
   void arrive(Request& request);
   void send(const ToCoordinator& message, bool urgent);
   void want(Request& request);
+  void submit_to_order(const std::shared_ptr<Request>& request, uint64_t order);
 
   // The driver's role (engine.cc).
   hvd_status wait_locked(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Request>& request,
@@ -146,13 +150,28 @@ class Engine {
   void apply(const RemoveEnd& entry);
   void end_set_change(int32_t set);
   void apply(const JoinEnd& entry);
+  void apply(const Stand& entry);
+  void apply(const Settle& entry);
   void close_sets();
   std::shared_ptr<Request> neutral_request(const Key& key, const Meta& meta) const;
   bool look_after_peers();
+
+  // Standing orders (engine_orders.cc).
+  bool start_rounds();
+  void end_order(uint64_t number);
+  void take_back(uint64_t number);
+  void take_back_all();
+  void close_order(uint64_t number);
+  void round_ended(uint64_t number, bool wanted);
+  void revoke(uint64_t number, StandingOrder& order);
+  void look_after_orders();
+
+  // Endings (engine_progress.cc, engine_peers.cc).
   void batch_ended(Executor::Requests requests, const std::exception_ptr& error);
   void complete(const Executor::Requests& requests, hvd_status status, const std::string& text);
   void complete_locked(const std::shared_ptr<Request>& request, hvd_status status, const std::string& text);
   void forget_pending(const std::shared_ptr<Request>& request);
+  void orphan(const std::shared_ptr<Request>& request);
   void fail(hvd_status status, const std::string& text, int cause = -1, bool logged_too = false);
   void break_down(int cause);
   void say_farewell(RankState state, int cause);
@@ -197,6 +216,8 @@ class Engine {
   RingWriter requests_;
   std::deque<Bytes> outbox_;  // messages for which the request ring had no room
   std::atomic<bool> outbox_waits_{false};
+  std::vector<std::shared_ptr<Request>> for_orders_;  // submitted under standing orders, and not started yet
+  std::atomic<bool> for_orders_wait_{false};
   int background_timeout_ms_ = 0;
 
   std::atomic<bool> stop_driving_{false};
@@ -207,6 +228,8 @@ class Engine {
   Hosts hosts_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Delegate> delegate_;        // where the coordinator is on another host, and we speak for ours
+  std::map<uint64_t, StandingOrder> orders_;  // of which this rank is a member, by number
+  uint64_t order_looks_ = 0;
   std::vector<int> closing_sets_;             // removed, but a batch of theirs still runs here
   std::vector<bool> known_gone_;              // by rank
   uint64_t seen_departures_ = 0;              // of other hosts' ranks, as the segment has them

@@ -9,7 +9,14 @@ namespace hvd {
 bool Engine::progress() {
   if (broken_) return drain();
   try {
-    bool moved = network_.poll();
+    // First of all: nobody has to agree on these.
+    bool moved = start_rounds();
+    if (moved) {
+      (void)executor_.poll();
+      (void)network_.flush();
+      if (broken_) return true;
+    }
+    moved |= network_.poll();
     if (coordinator_) moved |= coordinator_->poll();
     if (delegate_) moved |= delegate_->poll();
     // After what the hosts have said: a connection's end says less than the last word before it.
@@ -21,6 +28,7 @@ bool Engine::progress() {
     if (batches_moved) stuck_since_ = 0;
     moved |= network_.flush();  // what was just queued
     if (!closing_sets_.empty()) close_sets();
+    look_after_orders();
     return moved;
   } catch (const std::exception& error) {
     // Only a damaged segment or no memory gets here. Nothing can be trusted any more.
@@ -124,7 +132,8 @@ void Engine::apply(const Evict& entry) {
     throw BadMessage("the log evicts id " + std::to_string(entry.id));
   const std::lock_guard lock(mutex_);
   const auto found = names_.find(ids_[entry.id].key);
-  ids_[entry.id] = {};
+  const uint64_t order = std::exchange(ids_[entry.id], {}).order;
+  if (order != 0) end_order(order);
   if (found == names_.end()) return;
   found->second.id = -1;
   Request* const request = found->second.pending.get();
@@ -187,9 +196,12 @@ void Engine::apply(const RemoveSet& entry) {
   for (const auto& [key, name] : names_) {
     if (key.set == entry.set && name.pending && !name.pending->logged) orphans.push_back(name.pending);
   }
-  for (const auto& request : orphans) {
-    complete_locked(request, HVD_INVALID, "Process set " + std::to_string(entry.set) + " was removed.");
-  }
+  for (const auto& request : orphans) orphan(request);
+}
+
+// With mutex_ held.
+void Engine::orphan(const std::shared_ptr<Request>& request) {
+  complete_locked(request, HVD_INVALID, "Process set " + std::to_string(request->key.set) + " was removed.");
 }
 
 void Engine::apply(const RemoveEnd& entry) {
@@ -226,13 +238,19 @@ void Engine::close_sets() {
 
 void Engine::apply(const Stop& entry) {
   log(LogLevel::kError, entry.text);
+  take_back_all();
   fail(entry.status, entry.text);
 }
 
 // ---- Endings --------------------------------------------------------------------------------------------------------
 
 void Engine::batch_ended(Executor::Requests requests, const std::exception_ptr& error) {
-  if (!error) return complete(requests, HVD_OK, "");
+  if (!error) {
+    const uint64_t order = requests.front()->order;
+    complete(requests, HVD_OK, "");
+    if (order != 0) round_ended(order, requests.front()->wanted);
+    return;
+  }
   try {
     std::rethrow_exception(error);
   } catch (const PeerGone& gone) {

@@ -26,7 +26,11 @@ void Engine::submit_locked(const std::shared_ptr<Request>& request) {
   const bool cached = entry.id >= 0 && entry.id < segment_->cache_capacity();
   if (cached && ids_[static_cast<size_t>(entry.id)].meta == request->meta) {
     request->id = entry.id;
-    arrive(*request);
+    if (const uint64_t order = ids_[static_cast<size_t>(entry.id)].order; order != 0) {
+      submit_to_order(request, order);
+    } else {
+      arrive(*request);
+    }
   } else {
     send(Submit{request->key, request->meta, request->wanted}, request->wanted);
   }
@@ -72,7 +76,10 @@ void Engine::send(const ToCoordinator& message, bool urgent) {
 
 // A thread begins to wait: whatever was decided to be fused with this request, it is not worth waiting for more.
 void Engine::want(Request& request) {
-  if (request.wanted || request.logged || request.status.load() != HVD_PENDING) return;
+  if (request.wanted || request.status.load() != HVD_PENDING) return;
+  // Under a standing order nobody waits for more; but whether it is worth having depends on who waits.
+  if (request.order != 0) request.wanted = true;
+  if (request.logged || request.order != 0) return;
   request.wanted = true;
   if (!request.by_bit) {
     send(Want{request.key}, true);

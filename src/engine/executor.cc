@@ -70,7 +70,10 @@ void Executor::add_set(int set, const std::vector<int>& ranks) {
   lanes_[static_cast<size_t>(set)] = std::move(lane);
 }
 
-Task Executor::start(const Group& group, const Batch& batch) {
+Task Executor::start(const Job& job) {
+  const Group& group = *lanes_[static_cast<size_t>(job.set)].group;
+  const Batch& batch = job.batch;
+  if (job.order != 0) return allreduce_by_letters(group, batch, job.order, job.round);
   Channel& channel = group.channel();
   const bool one_host = group.hosts() == 1;
   switch (batch.op) {
@@ -93,8 +96,28 @@ Task Executor::start(const Group& group, const Batch& batch) {
 }
 
 void Executor::add(int set, Requests requests) {
-  Lane& lane = lanes_[static_cast<size_t>(set)];
+  lanes_[static_cast<size_t>(set)].queue.push_back(make_job(set, std::move(requests)));
+}
+
+void Executor::add_to_order(uint64_t order, uint64_t round, std::shared_ptr<Request> request) {
+  const int set = request->key.set;
+  Requests one;
+  one.push_back(std::move(request));
+  std::unique_ptr<Job> job = make_job(set, std::move(one));
+  job->order = order;
+  job->round = round;
+  rounds_[order] = std::move(job);
+}
+
+std::shared_ptr<Request> Executor::withdraw(uint64_t order) {
+  const auto round = rounds_.extract(order);
+  return round.empty() ? nullptr : std::move(round.mapped()->requests.front());
+}
+
+std::unique_ptr<Executor::Job> Executor::make_job(int set, Requests requests) {
+  const Lane& lane = lanes_[static_cast<size_t>(set)];
   auto job = std::make_unique<Job>();
+  job->set = set;
   const Meta& meta = requests.front()->meta;
   Batch& batch = job->batch;
   batch.op = meta.op;
@@ -116,25 +139,53 @@ void Executor::add(int set, Requests requests) {
   counters_.batches.add();
   counters_.tensors.add(requests.size());
   job->requests = std::move(requests);
-  lane.queue.push_back(std::move(job));
+  return job;
 }
 
 bool Executor::poll() {
-  bool moved = false;
+  bool moved = !rounds_.empty() && advance_rounds();
   for (Lane& lane : lanes_) {
     if (!lane.queue.empty() && advance(lane)) moved = true;
   }
   return moved;
 }
 
-// Takes the lane's first batch one step further, to its next wait, its next chunk or its end. False if it must wait.
 bool Executor::advance(Lane& lane) {
-  Job& job = *lane.queue.front();
   std::exception_ptr error;
+  const Step step = advance(*lane.queue.front(), error);
+  if (step != Step::kEnded) return step == Step::kMoved;
+  const std::unique_ptr<Job> ended = std::move(lane.queue.front());
+  lane.queue.pop_front();
+  ended->task = {};
+  ended_(std::move(ended->requests), error);
+  return true;
+}
+
+bool Executor::advance_rounds() {
+  bool moved = false;
+  std::vector<std::pair<std::unique_ptr<Job>, std::exception_ptr>> ended;
+  for (auto round = rounds_.begin(); round != rounds_.end();) {
+    std::exception_ptr error;
+    const Step step = advance(*round->second, error);
+    moved |= step != Step::kWaits;
+    const auto next = std::next(round);
+    if (step == Step::kEnded) ended.emplace_back(std::move(rounds_.extract(round).mapped()), error);
+    round = next;
+  }
+  // Afterwards: who hears of an error may abandon all the others.
+  for (auto& [job, error] : ended) {
+    job->task = {};
+    ended_(std::move(job->requests), error);
+  }
+  return moved;
+}
+
+// Takes a batch one step further, to its next wait, its next chunk or its end.
+Executor::Step Executor::advance(Job& job, std::exception_ptr& error) {
   try {
     if (!job.started) {
       job.started = true;
-      job.task = start(*lane.group, job.batch);
+      job.task = start(job);
     }
     // The order matters: once a peer is known to be gone, all that it ever published is visible to the look after.
     const int peer = job.task.wait().peer;
@@ -144,31 +195,36 @@ bool Executor::advance(Lane& lane) {
     } else if (gone) {
       job.task.give_up();
     } else {
-      return false;
+      return Step::kWaits;
     }
-    if (!job.task.done()) return true;
+    if (!job.task.done()) return Step::kMoved;
     error = job.task.error();
   } catch (...) {
     error = std::current_exception();
   }
-  const std::unique_ptr<Job> ended = std::move(lane.queue.front());
-  lane.queue.pop_front();
-  ended->task = {};
-  ended_(std::move(ended->requests), error);
-  return true;
+  return Step::kEnded;
 }
 
-bool Executor::idle() const {
+bool Executor::busy(int set) const {
+  return !lanes_[static_cast<size_t>(set)].queue.empty() ||
+         std::any_of(rounds_.begin(), rounds_.end(), [set](const auto& round) { return round.second->set == set; });
+}
+
+bool Executor::idle() const { return rounds_.empty() && only_rounds(); }
+
+bool Executor::only_rounds() const {
   return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.queue.empty(); });
 }
 
+bool Executor::can_move(const Job& job) const {
+  const Wait& wait = job.started ? job.task.wait() : Wait{};
+  return wait.satisfied() || is_gone_(wait.peer);
+}
+
 bool Executor::can_move() const {
-  return std::any_of(lanes_.begin(), lanes_.end(), [this](const Lane& lane) {
-    if (lane.queue.empty()) return false;
-    const Job& job = *lane.queue.front();
-    const Wait& wait = job.started ? job.task.wait() : Wait{};
-    return wait.satisfied() || is_gone_(wait.peer);
-  });
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [this](const Lane& lane) { return !lane.queue.empty() && can_move(*lane.queue.front()); }) ||
+         std::any_of(rounds_.begin(), rounds_.end(), [this](const auto& round) { return can_move(*round.second); });
 }
 
 uint64_t Executor::interests() const {
@@ -181,6 +237,8 @@ uint64_t Executor::interests() const {
 
 Executor::Requests Executor::abandon() {
   Requests all;
+  for (auto& [order, job] : rounds_) all.push_back(std::move(job->requests.front()));
+  rounds_.clear();
   for (Lane& lane : lanes_) {
     for (const auto& job : lane.queue) {
       for (auto& request : job->requests) all.push_back(std::move(request));

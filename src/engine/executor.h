@@ -2,12 +2,15 @@
 //
 // Used by the driver alone. Because each set has a channel of its own and a queue of its own, and all members read the
 // same log, two ranks never wait for each other in batches of different order: overlapping sets can't deadlock.
+//
+// A round of a standing order (standing_orders.h) is a batch of its own: it uses neither, and waits for no other batch.
 #ifndef HOROVOD_ENGINE_EXECUTOR_H_
 #define HOROVOD_ENGINE_EXECUTOR_H_
 
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -36,10 +39,17 @@ class Executor {
   void remove_set(int set) { lanes_[static_cast<size_t>(set)] = {}; }
   // Queues a batch; requests are in the order of the log, all of one set and class.
   void add(int set, Requests requests);
+  // Starts a round of a standing order, of which no other one runs.
+  void add_to_order(uint64_t order, uint64_t round, std::shared_ptr<Request> request);
+  bool has_round(uint64_t order) const { return rounds_.contains(order); }
+  // Gives up that round; null if there is none.
+  std::shared_ptr<Request> withdraw(uint64_t order);
   // Resumes what can go on. True if anything moved.
   bool poll();
-  bool busy(int set) const { return !lanes_[static_cast<size_t>(set)].queue.empty(); }
+  bool busy(int set) const;
   bool idle() const;
+  // Whether nothing but rounds of standing orders runs.
+  bool only_rounds() const;
   // Whether poll() would move something.
   bool can_move() const;
   // Which peers' doorbells could make it so.
@@ -53,6 +63,8 @@ class Executor {
     Requests requests;
     Task task;
     bool started = false;
+    int set = 0;
+    uint64_t order = 0, round = 0;  // 0: a batch of the log
   };
   struct Lane {
     std::unique_ptr<Group> group;  // null where this rank is not a member
@@ -60,8 +72,14 @@ class Executor {
     std::deque<std::unique_ptr<Job>> queue;
   };
 
+  enum class Step { kWaits, kMoved, kEnded };
+
+  std::unique_ptr<Job> make_job(int set, Requests requests);
   bool advance(Lane& lane);
-  Task start(const Group& group, const Batch& batch);
+  bool advance_rounds();
+  Step advance(Job& job, std::exception_ptr& error);
+  bool can_move(const Job& job) const;
+  Task start(const Job& job);
 
   const World& world_;
   const Settings& settings_;
@@ -72,7 +90,8 @@ class Executor {
   Network& network_;
   IsGone is_gone_;
   Ended ended_;
-  std::vector<Lane> lanes_;  // by set
+  std::vector<Lane> lanes_;                          // by set
+  std::map<uint64_t, std::unique_ptr<Job>> rounds_;  // by standing order
 };
 
 }  // namespace hvd

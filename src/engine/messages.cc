@@ -5,7 +5,7 @@
 namespace hvd {
 namespace {
 
-enum class MessageTag : uint8_t { kSubmit = 1, kWant = 2, kClosed = 3 };
+enum class MessageTag : uint8_t { kSubmit = 1, kWant = 2, kClosed = 3, kRevoke = 4, kEnded = 5 };
 enum class EntryTag : uint8_t {
   kDefine = 1,
   kRun = 2,
@@ -15,7 +15,9 @@ enum class EntryTag : uint8_t {
   kAddSet = 6,
   kRemoveSet = 7,
   kRemoveEnd = 8,
-  kJoinEnd = 9
+  kJoinEnd = 9,
+  kStand = 10,
+  kSettle = 11
 };
 
 }  // namespace
@@ -35,6 +37,15 @@ Bytes encode(const ToCoordinator& message) {
                       [&](const Closed& m) {
                         w.number(MessageTag::kClosed);
                         w.number(m.set);
+                      },
+                      [&](const Revoke& m) {
+                        w.number(MessageTag::kRevoke);
+                        w.number(m.order);
+                      },
+                      [&](const Ended& m) {
+                        w.number(MessageTag::kEnded);
+                        w.number(m.order);
+                        w.number(m.rounds);
                       }},
              message);
   return w.take();
@@ -82,6 +93,16 @@ Bytes encode(const LogEntry& entry) {
                       [&](const JoinEnd& e) {
                         w.number(EntryTag::kJoinEnd);
                         w.number(e.last);
+                      },
+                      [&](const Stand& e) {
+                        w.number(EntryTag::kStand);
+                        w.number(e.order);
+                        w.number(e.id);
+                      },
+                      [&](const Settle& e) {
+                        w.number(EntryTag::kSettle);
+                        w.number(e.order);
+                        w.number(e.rounds);
                       }},
              entry);
   return w.take();
@@ -101,6 +122,14 @@ ToCoordinator decode_to_coordinator(BytesView bytes) {
       return r.finish(Want{r.key()});
     case MessageTag::kClosed:
       return r.finish(Closed{r.number<int32_t>()});
+    case MessageTag::kRevoke:
+      return r.finish(Revoke{r.number<uint64_t>()});
+    case MessageTag::kEnded: {
+      Ended m;
+      m.order = r.number<uint64_t>();
+      m.rounds = r.number<uint64_t>();
+      return r.finish(m);
+    }
   }
   throw BadMessage("unknown kind");
 }
@@ -147,6 +176,18 @@ LogEntry decode_log_entry(BytesView bytes) {
       return r.finish(RemoveEnd{r.number<int32_t>()});
     case EntryTag::kJoinEnd:
       return r.finish(JoinEnd{r.number<int32_t>()});
+    case EntryTag::kStand: {
+      Stand e;
+      e.order = r.number<uint64_t>();
+      e.id = r.number<uint32_t>();
+      return r.finish(e);
+    }
+    case EntryTag::kSettle: {
+      Settle e;
+      e.order = r.number<uint64_t>();
+      e.rounds = r.number<uint64_t>();
+      return r.finish(e);
+    }
   }
   throw BadMessage("unknown kind");
 }

@@ -39,7 +39,16 @@ struct Want {
 struct Closed {
   int32_t set = 0;
 };
-using ToCoordinator = std::variant<Submit, Want, Closed>;
+// A rank would rather have no standing order for this name (standing_orders.h).
+struct Revoke {
+  uint64_t order = 0;
+};
+// A rank has read that a standing order has ended, and has taken part in so many of its rounds.
+struct Ended {
+  uint64_t order = 0;
+  uint64_t rounds = 0;
+};
+using ToCoordinator = std::variant<Submit, Want, Closed, Revoke, Ended>;
 
 // ---- The log ----
 
@@ -79,12 +88,22 @@ struct RemoveEnd {
 struct JoinEnd {
   int32_t last = 0;  // the rank that joined last
 };
+// After its next Run the id has a standing order (standing_orders.h), until it is evicted.
+struct Stand {
+  uint64_t order = 0;
+  uint32_t id = 0;
+};
+// The rounds of an order that has ended which all members have taken part in, and which therefore count.
+struct Settle {
+  uint64_t order = 0;
+  uint64_t rounds = 0;
+};
 // Everything ends, with this error.
 struct Stop {
   hvd_status status = HVD_STALLED;
   std::string text;
 };
-using LogEntry = std::variant<Define, Run, Evict, Refuse, Stop, AddSet, RemoveSet, RemoveEnd, JoinEnd>;
+using LogEntry = std::variant<Define, Run, Evict, Refuse, Stop, AddSet, RemoveSet, RemoveEnd, JoinEnd, Stand, Settle>;
 
 Bytes encode(const ToCoordinator& message);
 Bytes encode(const LogEntry& entry);

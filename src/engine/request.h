@@ -84,6 +84,7 @@ struct Request {
   bool by_bit = false;  // submitted as an arrival in the slot of its cached id
   int id = -1;          // that id
   uint64_t round = 0;   // which round of the slot it belongs to
+  uint64_t order = 0;   // submitted under this standing order instead
 };
 
 }  // namespace hvd

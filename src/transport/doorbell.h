@@ -29,6 +29,7 @@ inline constexpr uint64_t kLog = uint64_t{1} << 62;      // the coordinator appe
 inline constexpr uint64_t kRequest = uint64_t{1} << 61;  // to the coordinator: a full request
 inline constexpr uint64_t kUrgent = uint64_t{1} << 60;   // to the coordinator: something to decide now
 inline constexpr uint64_t kAll = ~kWaiterSleeps;
+inline constexpr uint64_t kSubmitted = uint64_t{1} << 59;  // by another thread of this rank: something for its driver
 // A peer published a chunk, or has finished with one. Ranks beyond 28 share bits: that costs a spurious wake, no more.
 inline constexpr uint64_t published(int local_rank) { return uint64_t{1} << (local_rank % 28 * 2); }
 inline constexpr uint64_t finished(int local_rank) { return uint64_t{2} << (local_rank % 28 * 2); }

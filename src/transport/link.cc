@@ -23,11 +23,14 @@ constexpr uint64_t kCreditStep = Link::kWindow / 4;
 }  // namespace
 
 void check_frame(const FrameHeader& header) {
-  const bool known = header.kind >= FrameHeader::kData && header.kind <= FrameHeader::kBye;
+  const bool known = header.kind >= FrameHeader::kData && header.kind <= FrameHeader::kLetter;
   if (!known) throw BadFrame("kind " + std::to_string(header.kind));
   if (header.lane >= static_cast<uint32_t>(Segment::kMaxSets)) throw BadFrame("lane " + std::to_string(header.lane));
   if (header.kind == FrameHeader::kData && (header.value == 0 || header.value > FrameHeader::kMostBytes)) {
     throw BadFrame(std::to_string(header.value) + " bytes in one frame");
+  }
+  if (header.kind == FrameHeader::kLetter && (header.value == 0 || header.value > LetterBoxes::kMostBytes)) {
+    throw BadFrame(std::to_string(header.value) + " bytes in one letter");
   }
   if (header.kind == FrameHeader::kBye && header.value != kDeparted && header.value != kBroken) {
     throw BadFrame("a last word of " + std::to_string(header.value));
@@ -65,6 +68,22 @@ uint64_t Link::send(int lane_id, const std::byte* data, size_t bytes) {
   lane.queued += bytes;
   touch();
   return lane.queued;
+}
+
+uint64_t Link::post(uint64_t box, const std::byte* data, size_t bytes) {
+  if (abandoned_ || said_bye_) return letters_posted_;
+  outgoing_.push_back({{FrameHeader::kLetter, 0, bytes, box}, data, 0});
+  touch();
+  return ++letters_posted_;
+}
+
+void Link::keep_letters(uint64_t box) {
+  for (Frame& frame : outgoing_) {
+    if (frame.header.kind != FrameHeader::kLetter || frame.header.position != box || frame.kept) continue;
+    frame.kept = std::make_unique_for_overwrite<std::byte[]>(frame.header.value);
+    std::memcpy(frame.kept.get(), frame.payload, frame.header.value);
+    frame.payload = frame.kept.get();
+  }
 }
 
 // Turns what may be sent into frames, one per lane and turn.
@@ -135,12 +154,15 @@ bool Link::write() {
       frame.done += step;
       left -= step;
       if (frame.payload != nullptr && frame.done > payload_before) {
-        Flag& sent = at(static_cast<int>(frame.header.lane)).sent;
-        sent.store(sent.load() + (frame.done - payload_before));
+        if (frame.header.kind == FrameHeader::kData) {
+          Flag& sent = at(static_cast<int>(frame.header.lane)).sent;
+          sent.store(sent.load() + (frame.done - payload_before));
+        }
         counters_.net_payload_out.add(frame.done - payload_before);
       }
       if (frame.done == frame.bytes()) {
         counters_.net_frames_out.add();
+        if (frame.header.kind == FrameHeader::kLetter) letters_sent_.fetch_add(1);
         outgoing_.pop_front();
       }
     }
@@ -170,7 +192,7 @@ void Link::abandon() {
   abandoned_ = true;
   // Whole frames that have not begun are simply not sent. One that has can't be ended: its memory is not ours any more.
   while (!outgoing_.empty() && outgoing_.back().done == 0) outgoing_.pop_back();
-  if (!outgoing_.empty() && outgoing_.front().payload != nullptr) {
+  if (!outgoing_.empty() && outgoing_.front().payload != nullptr && !outgoing_.front().kept) {
     outgoing_.clear();
     lose("given up in the middle of a transfer");
     wire_.cut();
@@ -230,7 +252,11 @@ bool Link::read() {
     std::byte* into = shared_.staging.data();
     size_t room = shared_.staging.size();
     Lane* lane = nullptr;
-    if (payload_left_ >= kReadInPlace && !abandoned_) {
+    const bool letter = header_.kind == FrameHeader::kLetter && payload_left_ > 0 && !abandoned_;
+    if (letter && payload_left_ >= kReadInPlace) {
+      into = letter_.data.get() + (letter_.bytes - payload_left_);
+      room = payload_left_;
+    } else if (!letter && payload_left_ >= kReadInPlace && !abandoned_) {
       lane = &at(static_cast<int>(header_.lane));
       if (!lane->into.empty() && lane->into.front().bytes >= kReadInPlace) {
         into = lane->into.front().data;
@@ -264,6 +290,11 @@ bool Link::read() {
       if (drained) return moved;
       continue;
     }
+    if (into != shared_.staging.data()) {
+      letter_has(bytes);
+      if (drained) return moved;
+      continue;
+    }
     const std::byte* data = shared_.staging.data();
     while (bytes > 0) {
       const size_t taken = take(data, bytes);
@@ -279,6 +310,11 @@ bool Link::read() {
 size_t Link::take(const std::byte* data, size_t bytes) {
   if (payload_left_ > 0) {
     const size_t n = std::min<size_t>(bytes, payload_left_);
+    if (header_.kind == FrameHeader::kLetter) {
+      if (!abandoned_) std::memcpy(letter_.data.get() + (letter_.bytes - payload_left_), data, n);
+      letter_has(n);
+      return n;
+    }
     payload_left_ -= n;
     Lane& lane = at(static_cast<int>(header_.lane));
     lane.arrived += n;  // also of what nobody wants any more: the next frame is checked against it
@@ -307,7 +343,12 @@ void Link::handle_header() {
     return;
   }
   if (abandoned_) {
-    if (header_.kind == FrameHeader::kData) payload_left_ = header_.value;
+    if (header_.kind != FrameHeader::kCredit) payload_left_ = header_.value;
+    return;
+  }
+  if (header_.kind == FrameHeader::kLetter) {
+    payload_left_ = header_.value;
+    letter_ = boxes_.blank(header_.value);
     return;
   }
   Lane& lane = at(static_cast<int>(header_.lane));
@@ -325,6 +366,12 @@ void Link::handle_header() {
   }
   if (lane.arrived + header_.value > lane.credited + kWindow) throw BadFrame("more bytes than were granted");
   payload_left_ = header_.value;
+}
+
+// So many more bytes of the letter have come.
+void Link::letter_has(size_t bytes) {
+  payload_left_ -= bytes;
+  if (payload_left_ == 0 && !abandoned_) boxes_.deliver(header_.position, std::move(letter_));
 }
 
 void Link::place(Lane& lane, const std::byte* data, size_t bytes) {

@@ -7,9 +7,12 @@
 // be at most kWindow bytes ahead of what its receiver has asked for. So what comes early fits into kWindow of memory,
 // every socket is always read to its end, and a lane that nobody looks at can't hold up another one.
 //
+// Beside the lanes go letters (letter_boxes.h), whole and without credit: there are few of them, and they are small.
+//
 // Nothing is copied on the way out, nor on the way in if receive() was called before the bytes came. (TLS has its own
 // buffers, and encrypts from and decrypts to the places of large payloads.) Memory given to
-// send() or receive() belongs to the link until `sent` or `received` has reached the position that was returned.
+// send(), receive() or post() belongs to the link until `sent`, `received` or `letters_sent` has reached the position
+// that was returned.
 //
 // Used by the driver alone.
 #ifndef HOROVOD_TRANSPORT_LINK_H_
@@ -25,6 +28,7 @@
 
 #include "transport/counters.h"
 #include "transport/errors.h"
+#include "transport/letter_boxes.h"
 #include "transport/segment.h"
 #include "transport/wire.h"
 
@@ -35,6 +39,7 @@ struct FrameHeader {
     kData = 1,    // `value` bytes follow; they begin at `position` of the lane
     kCredit = 2,  // the sender of this frame has taken in `position` bytes of the lane
     kBye = 3,     // the last frame: `value` is the sender's RankState, `position` the rank because of which
+    kLetter = 4,  // `value` bytes follow, a letter for box `position`
   };
   static constexpr uint64_t kMostBytes = 256 << 10;
 
@@ -69,6 +74,13 @@ class Link {
   uint64_t receive(int lane, std::byte* into, size_t bytes);
   const Flag& sent(int lane) { return at(lane).sent; }
   const Flag& received(int lane) { return at(lane).received; }
+
+  // Queues a letter. Returns its number, for letters_sent().
+  uint64_t post(uint64_t box, const std::byte* data, size_t bytes);
+  // Copies what of a box's letters has not been sent: their memory is its owner's again.
+  void keep_letters(uint64_t box);
+  const Flag& letters_sent() const { return letters_sent_; }
+  LetterBoxes& boxes() { return boxes_; }
 
   // Say the last word, as far as the socket takes it at once.
   void say_bye(RankState state, int cause);
@@ -116,7 +128,8 @@ class Link {
   struct Frame {
     FrameHeader header;
     const std::byte* payload = nullptr;
-    size_t done = 0;  // of header and payload together
+    size_t done = 0;                              // of header and payload together
+    std::unique_ptr<std::byte[]> kept = nullptr;  // the payload, where it is our own copy
     size_t bytes() const { return sizeof header + (payload == nullptr ? 0 : header.value); }
   };
 
@@ -128,6 +141,7 @@ class Link {
   size_t take(const std::byte* data, size_t bytes);
   void handle_header();
   void place(Lane& lane, const std::byte* data, size_t bytes);
+  void letter_has(size_t bytes);
 
   const int rank_;
   Wire wire_;
@@ -140,11 +154,15 @@ class Link {
   std::deque<Frame> outgoing_;
   bool abandoned_ = false, said_bye_ = false, closed_ = false, ended_writing_ = false;
   std::string write_error_;
+  LetterBoxes boxes_;
+  uint64_t letters_posted_ = 0;
+  Flag letters_sent_{0};
 
   // Incoming: the header that is being read, and how much of its payload is still to come.
   FrameHeader header_;
   size_t header_bytes_ = 0;
   uint64_t payload_left_ = 0;
+  Letter letter_;  // whose payload that is, of a kLetter
   End end_ = End::kNone;
   RankState bye_state_ = kAlive;
   int bye_cause_ = -1;

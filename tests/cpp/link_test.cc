@@ -219,6 +219,8 @@ TEST_CASE("frames that make no sense are refused") {
       {FrameHeader::kCredit, 0, 0, 1},                          // for what was never sent
       {FrameHeader::kCredit, 0, 0, ~uint64_t{0}},               //
       {FrameHeader::kBye, 0, kAlive, 0},                        // alive, and yet the last word
+      {FrameHeader::kLetter, 0, 0, 1},                          // an empty letter
+      {FrameHeader::kLetter, 0, LetterBoxes::kMostBytes + 1, 1},
   };
   for (const FrameHeader& header : bad) {
     const Raw raw;
@@ -256,6 +258,53 @@ TEST_CASE("more bytes than the window are refused, before they fill the memory")
     REQUIRE(::poll(&event, 1, 10'000) == 1);
     read();
   }
+}
+
+TEST_CASE("letters arrive whole and in order, beside what the lanes carry") {
+  for (const bool encrypted : plain_and_encrypted()) {
+    CAPTURE(encrypted);
+    const Pair pair(encrypted);
+    const std::vector<std::byte> bulk = some_bytes(3 << 20, 1);
+    std::vector<std::byte> received(bulk.size());
+    pair.a->send(0, bulk.data(), bulk.size());
+    pair.b->receive(0, received.data(), received.size());
+    for (const uint64_t box : {1, 2, 5}) pair.b->boxes().open(box);
+    size_t taken = 0;
+    for (const size_t bytes : {size_t{1}, size_t{100}, size_t{20'000}, LetterBoxes::kMostBytes}) {
+      for (const uint64_t box : {5, 2}) {
+        const std::vector<std::byte> content = some_bytes(bytes, static_cast<unsigned>(box));
+        std::vector<std::byte> letter = content;
+        const uint64_t number = pair.a->post(box, letter.data(), bytes);
+        CHECK(number == ++taken);
+        if (box == 5) {
+          pair.a->keep_letters(box);
+          std::fill(letter.begin(), letter.end(), std::byte{0});
+        }
+        const Flag& arrived = pair.b->boxes().arrived(box);
+        for (const uint64_t before = arrived.load(); arrived.load() == before;) pair.move();
+        Letter came = pair.b->boxes().take(box);
+        CHECK(std::vector<std::byte>(came.data.get(), came.data.get() + came.bytes) == content);
+        pair.b->boxes().reuse(std::move(came));
+      }
+    }
+    while (pair.b->received(0).load() < bulk.size()) pair.move();
+    CHECK(pair.a->letters_sent().load() == taken);
+    CHECK(received == bulk);
+  }
+}
+
+TEST_CASE("a letter for a closed box is dropped; one for a box that never was, or one too many, is refused") {
+  LetterBoxes boxes;
+  boxes.open(3);
+  boxes.open(4);
+  boxes.close(3);
+  boxes.deliver(3, {});
+  for (size_t i = 0; i < LetterBoxes::kMostWaiting; ++i) boxes.deliver(4, {});
+  CHECK(boxes.arrived(4).load() == LetterBoxes::kMostWaiting);
+  CHECK_THROWS_AS(boxes.deliver(4, {}), BadFrame);
+  (void)boxes.take(4);
+  boxes.deliver(4, {});
+  CHECK_THROWS_AS(boxes.deliver(5, {}), BadFrame);
 }
 
 TEST_CASE("a link that was abandoned reads on to the last word of its peer") {

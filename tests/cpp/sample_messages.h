@@ -32,14 +32,17 @@ inline std::vector<Bytes> some_log() {
           encode(LogEntry(AddSet{4, {0, 2, 5}})),
           encode(LogEntry(RemoveSet{4})),
           encode(LogEntry(RemoveEnd{4})),
-          encode(LogEntry(JoinEnd{6}))};
+          encode(LogEntry(JoinEnd{6})),
+          encode(LogEntry(Stand{1LL << 33, 5})),
+          encode(LogEntry(Settle{1LL << 33, 1LL << 34}))};
 }
 
 inline std::vector<Bytes> some_requests() {
   const Key key{1, "x"};
   const Meta meta = some_meta();
   return {encode(ToCoordinator(Submit{key, meta, true})), encode(ToCoordinator(Want{key})),
-          encode(ToCoordinator(Closed{5}))};
+          encode(ToCoordinator(Closed{5})), encode(ToCoordinator(Revoke{7})),
+          encode(ToCoordinator(Ended{7, 1LL << 34}))};
 }
 
 inline std::vector<Bytes> some_from_host() {

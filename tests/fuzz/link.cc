@@ -1,6 +1,7 @@
 // A link whose other end says anything, in pieces, while this end sends and receives: it never touches memory that it
 // was not given, throws nothing but BadFrame, and that only to a peer that breaks the protocol. The bytes of a lane
-// arrive in order on both sides, and never more of them than were granted.
+// arrive in order on both sides, and never more of them than were granted; letters arrive whole, in boxes that are
+// open.
 #include "transport/link.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
@@ -21,6 +22,7 @@ namespace {
 
 constexpr int kLanes = 3;
 constexpr size_t kMostBytes = 600 << 10;  // of one send or receive: several frames
+constexpr uint64_t kBoxes = 3;
 
 // The content of every lane, so that a byte tells where it belongs.
 constexpr size_t kPeriod = 251;
@@ -60,6 +62,16 @@ class Peer {
     lane.credited = std::min(lane.heard, lane.credited + step);
     say({FrameHeader::kCredit, static_cast<uint32_t>(lane_id), 0, lane.credited});
   }
+  // A letter begins with the box's own content, and no box gets more than it can hold.
+  void say_letter(uint64_t box, uint64_t most) {
+    if (box > opened_ || letters_[box] == LetterBoxes::kMostWaiting) return;
+    ++letters_[box];
+    const uint64_t bytes = std::min<uint64_t>(most, LetterBoxes::kMostBytes);
+    say({FrameHeader::kLetter, 0, bytes, box});
+    queue(content(static_cast<int>(box), bytes), bytes);
+  }
+  void knows_open(uint64_t box) { opened_ = std::max(opened_, box); }
+  void knows_taken(uint64_t box) { --letters_[box]; }
   void say_bye(RankState state, int64_t cause) {
     say({FrameHeader::kBye, 0, static_cast<uint64_t>(state), static_cast<uint64_t>(cause)});
     over_ = true;
@@ -103,6 +115,12 @@ class Peer {
 
   size_t hear(const std::byte* data, size_t bytes) {
     Lane& lane = lanes_[header_.lane % kLanes];
+    if (payload_left_ > 0 && header_.kind == FrameHeader::kLetter) {
+      const size_t n = std::min<size_t>(bytes, payload_left_);
+      EXPECT(is_content(static_cast<int>(header_.position), header_.value + (header_.value - payload_left_), data, n));
+      payload_left_ -= n;
+      return n;
+    }
     if (payload_left_ > 0) {
       const size_t n = std::min<size_t>(bytes, payload_left_);
       EXPECT(is_content(static_cast<int>(header_.lane), lane.heard, data, n));
@@ -126,6 +144,8 @@ class Peer {
     Lane& lane = lanes_[header_.lane];
     if (header_.kind == FrameHeader::kBye) {
       heard_bye_ = true;
+    } else if (header_.kind == FrameHeader::kLetter) {
+      payload_left_ = header_.value;
     } else if (header_.kind == FrameHeader::kCredit) {
       EXPECT(header_.position >= lane.granted);
       EXPECT(!honest_ || header_.position <= lane.said);
@@ -139,6 +159,8 @@ class Peer {
 
   const int fd_;
   std::array<Lane, kLanes> lanes_;
+  std::array<size_t, kBoxes + 1> letters_{};  // by box: said, and not taken
+  uint64_t opened_ = 0;
   std::vector<std::byte> outgoing_;
   size_t delivered_ = 0;
   bool honest_ = true, over_ = false, heard_bye_ = false;
@@ -167,11 +189,43 @@ class User {
     received_.push_back({lane, at, end - at, std::move(memory)});
     at = end;
   }
+  void post(uint64_t box, size_t bytes) {
+    auto letter = std::make_unique<std::byte[]>(bytes);
+    std::memcpy(letter.get(), content(static_cast<int>(box), bytes), bytes);
+    const uint64_t number = link_.post(box, letter.get(), bytes);
+    letters_[box].push_back(std::move(letter));
+    EXPECT(number == posted_ + 1 || number == posted_);  // after the last word nothing is sent
+    posted_ = number;
+    EXPECT(link_.letters_sent().load() <= posted_);
+  }
+  void keep_letters(uint64_t box) {
+    link_.keep_letters(box);
+    letters_[box].clear();
+  }
+  void open(uint64_t box) {
+    link_.boxes().open(box);
+    open_[box] = true;
+  }
+  void close(uint64_t box) {
+    link_.boxes().close(box);
+    open_[box] = false;
+    taken_[box] = 0;
+  }
+  // True if there was one.
+  bool take_letter(uint64_t box) {
+    if (!open_[box] || link_.boxes().arrived(box).load() == taken_[box]) return false;
+    ++taken_[box];
+    Letter letter = link_.boxes().take(box);
+    EXPECT(is_content(static_cast<int>(box), letter.bytes, letter.data.get(), letter.bytes));
+    link_.boxes().reuse(std::move(letter));
+    return true;
+  }
   void give_up() {
     link_.abandon();
     given_up_ = true;
     // Nothing that was given to the link may be touched any more.
     received_.clear();
+    for (auto& letters : letters_) letters.clear();
   }
 
   // All that is said to have come is what the lane has there.
@@ -197,6 +251,10 @@ class User {
   Link& link_;
   std::array<uint64_t, kLanes> sent_{}, asked_{};
   std::vector<Memory> received_;
+  uint64_t posted_ = 0;
+  std::array<std::vector<std::unique_ptr<std::byte[]>>, kBoxes + 1> letters_;  // by box: posted
+  std::array<bool, kBoxes + 1> open_{};
+  std::array<uint64_t, kBoxes + 1> taken_{};
   bool given_up_ = false;
 };
 
@@ -214,11 +272,18 @@ enum class Step : uint8_t {
   kPeerHangsUp,
   kBye,
   kGiveUp,
-  kMaxValue = kGiveUp
+  kPost,
+  kPeerLetter,
+  kOpenBox,
+  kCloseBox,
+  kTakeLetter,
+  kKeepLetters,
+  kMaxValue = kKeepLetters
 };
 
 void take(Step step, FuzzedDataProvider& input, Link& link, User& user, Peer& peer) {
   const int lane = input.ConsumeIntegralInRange(0, kLanes - 1);
+  const uint64_t box = 1 + static_cast<uint64_t>(lane);
   const auto size = [&input] {
     return input.ConsumeBool() ? input.ConsumeIntegralInRange<size_t>(0, 300)
                                : input.ConsumeIntegralInRange<size_t>(0, kMostBytes);
@@ -245,7 +310,7 @@ void take(Step step, FuzzedDataProvider& input, Link& link, User& user, Peer& pe
     case Step::kPeerListens:
       return peer.listen();
     case Step::kPeerHeader: {  // close to one that makes sense
-      FrameHeader header{input.ConsumeIntegralInRange<uint32_t>(0, 4), input.ConsumeIntegralInRange<uint32_t>(0, 257),
+      FrameHeader header{input.ConsumeIntegralInRange<uint32_t>(0, 5), input.ConsumeIntegralInRange<uint32_t>(0, 257),
                          input.ConsumeIntegral<uint64_t>(), input.ConsumeIntegral<uint64_t>()};
       const auto* bytes = reinterpret_cast<const uint8_t*>(&header);
       return peer.say_junk({bytes, bytes + sizeof header});
@@ -261,6 +326,21 @@ void take(Step step, FuzzedDataProvider& input, Link& link, User& user, Peer& pe
       return link.say_bye(input.ConsumeBool() ? kDeparted : kBroken, input.ConsumeIntegral<int8_t>());
     case Step::kGiveUp:
       return user.give_up();
+    case Step::kPost:
+      return user.post(box, 1 + size() % LetterBoxes::kMostBytes);
+    case Step::kPeerLetter:
+      if (!peer.over()) peer.say_letter(box, 1 + size());
+      return;
+    case Step::kOpenBox:
+      peer.knows_open(box);
+      return user.open(box);
+    case Step::kCloseBox:
+      return user.close(box);
+    case Step::kTakeLetter:
+      if (user.take_letter(box) && peer.honest()) peer.knows_taken(box);
+      return;
+    case Step::kKeepLetters:
+      return user.keep_letters(box);
   }
 }
 

@@ -70,3 +70,24 @@ def test_the_messages_of_a_repeated_step_grow_with_hosts_not_with_ranks_and_tens
         # One record would do. Who is interrupted while it submits sends another; a host has to do so ten times.
         peers = 0 if rank not in leaders else len(hosts) - 1 if rank == 0 else 1
         assert records <= 10 * peers, f"rank {rank} sends {records} records a step"
+
+
+def repeat_alone() -> tuple[int, int]:
+    """Of 200 blocking allreduces of a name: how many needed no agreement, and the control records of this rank."""
+    hvd.init()
+    for step in range(240):
+        if step == 40:  # by now it stands
+            before = _core.counters()
+        total = hvd.allreduce(np.full(10, hvd.rank() + step), op=hvd.Sum, name="metric")
+        assert (total == hvd.size() * (hvd.size() - 1) // 2 + hvd.size() * step).all()
+    after = _core.counters()
+    standing, records = (int(after[name] - before[name]) for name in ("requests_standing", "control_records"))
+    return standing, records
+
+
+@pytest.mark.parametrize("hosts", [[1, 1], [1, 1, 1]], ids=str)
+def test_a_small_allreduce_that_is_repeated_alone_needs_no_agreement(hosts: list[int]) -> None:
+    for standing, records in run_ranks(len(hosts), repeat_alone, hosts=hosts):
+        # Who is stopped for seconds in between ends the order; heartbeats are records too.
+        assert standing >= 150
+        assert records < 100

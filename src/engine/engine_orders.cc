@@ -1,0 +1,132 @@
+// Standing orders, as the engine of a member follows them: see standing_orders.h.
+#include <algorithm>
+
+#include "engine/engine.h"
+
+namespace hvd {
+
+// With mutex_ held. Only the driver may send; where we are about to be the driver, nobody is armed.
+void Engine::submit_to_order(const std::shared_ptr<Request>& request, uint64_t order) {
+  counters_.requests_by_bit.add();
+  counters_.requests_standing.add();
+  request->order = order;
+  for_orders_.push_back(request);
+  for_orders_wait_ = true;
+  doorbells_.ring(world_.local_rank, interest::kSubmitted);
+}
+
+bool Engine::start_rounds() {
+  if (!for_orders_wait_) return false;
+  const std::lock_guard lock(mutex_);
+  for_orders_wait_ = false;
+  for (std::shared_ptr<Request>& request : for_orders_) {
+    if (request->status.load() != HVD_PENDING) continue;  // failed before we came to it
+    StandingOrder& order = orders_.at(request->order);
+    order.last_round = settings_.now();
+    request->logged = true;
+    const uint64_t number = request->order;
+    executor_.add_to_order(number, ++order.rounds, std::move(request));
+  }
+  for_orders_.clear();
+  return true;
+}
+
+void Engine::apply(const Stand& entry) {
+  if (entry.id >= ids_.size() || !ids_[entry.id].live || ids_[entry.id].order != 0 || orders_.contains(entry.order))
+    throw BadMessage("the log lets id " + std::to_string(entry.id) + " stand");
+  const std::lock_guard lock(mutex_);
+  const int32_t set = ids_[entry.id].key.set;
+  const std::vector<int>& ranks = sets_[static_cast<size_t>(set)];
+  if (!std::binary_search(ranks.begin(), ranks.end(), world_.rank)) return;
+  ids_[entry.id].order = entry.order;
+  StandingOrder& order = orders_[entry.order];
+  order.set = set;
+  order.last_round = settings_.now();
+  for (const int rank : ranks) {
+    if (Link* const link = network_.link(rank)) link->boxes().open(entry.order);
+  }
+}
+
+// With mutex_ held: its Evict has been read.
+void Engine::end_order(uint64_t number) {
+  StandingOrder& order = orders_.at(number);
+  order.ended = true;
+  std::erase_if(for_orders_, [&](const std::shared_ptr<Request>& request) {
+    if (request->order != number) return false;
+    request->order = 0;
+    send(Submit{request->key, request->meta, request->wanted}, request->wanted);
+    return true;
+  });
+  send(Ended{number, order.rounds}, true);
+}
+
+void Engine::apply(const Settle& entry) {
+  const auto found = orders_.find(entry.order);
+  if (found == orders_.end()) return;  // of others
+  StandingOrder& order = found->second;
+  if (!order.ended || order.rounds < entry.rounds || order.rounds > entry.rounds + 1)
+    throw BadMessage("the log settles standing order " + std::to_string(entry.order));
+  if (order.rounds > entry.rounds) take_back(entry.order);
+  order.settled = true;
+  close_order(entry.order);
+}
+
+// The round that was begun under an order is not going to end. It counts as submitted to the coordinator, or if its set
+// is gone, not at all.
+void Engine::take_back(uint64_t number) {
+  for (int r = 0; r < world_.size; ++r) {
+    if (Link* const link = network_.link(r)) link->keep_letters(number);
+  }
+  const std::shared_ptr<Request> request = executor_.withdraw(number);
+  if (!request) return;
+  const std::lock_guard lock(mutex_);
+  request->logged = false;
+  request->order = 0;
+  if (sets_[static_cast<size_t>(request->key.set)].empty()) orphan(request);
+}
+
+// Forgets an order that is settled and has no round any more.
+void Engine::close_order(uint64_t number) {
+  const auto found = orders_.find(number);
+  if (found == orders_.end() || !found->second.settled || executor_.has_round(number)) return;
+  for (int r = 0; r < world_.size; ++r) {
+    if (Link* const link = network_.link(r)) link->boxes().close(number);
+  }
+  orders_.erase(found);
+}
+
+// A round has ended well.
+void Engine::round_ended(uint64_t number, bool wanted) {
+  const auto found = orders_.find(number);
+  if (found == orders_.end()) return;
+  StandingOrder& order = found->second;
+  order.unwanted = wanted ? 0 : order.unwanted + 1;
+  if (order.unwanted >= StandingOrder::kUnwanted) revoke(number, order);
+  close_order(number);
+}
+
+void Engine::revoke(uint64_t number, StandingOrder& order) {
+  if (order.revoking || order.ended) return;
+  order.revoking = true;
+  const std::lock_guard lock(mutex_);
+  send(Revoke{number}, true);
+}
+
+// Rounds that wait for too long, and orders that nobody uses.
+void Engine::look_after_orders() {
+  if (orders_.empty() || ++order_looks_ % 64 != 0) return;
+  const Nanoseconds now = settings_.now(), patience = patience_of_orders(settings_);
+  for (auto& [number, order] : orders_) {
+    const Nanoseconds age = now - order.last_round;
+    const bool waits = patience > 0 && age >= patience && executor_.has_round(number);
+    const bool idle = world_.is_coordinator() && age >= StandingOrder::kIdle && !executor_.has_round(number);
+    if (waits || idle) revoke(number, order);
+  }
+}
+
+// The job has failed, and nobody will send what is missing.
+void Engine::take_back_all() {
+  for (const auto& [number, order] : orders_) take_back(number);
+}
+
+}  // namespace hvd

@@ -1,0 +1,323 @@
+// Small allreduces that need no agreement any more, and everything that makes them need it again.
+#include "engine/standing_orders.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cmath>
+#include <thread>
+
+#include "rank_group.h"
+
+using namespace hvd;
+using namespace hvd::testing;
+
+namespace {
+
+constexpr int kEnough = 20;  // rounds, until an order stands
+
+// So many blocking sums of a name; their results are checked.
+void reduce(Engine& engine, const std::string& name, int rounds, size_t count = 10, int set = 0) {
+  const std::vector<int> ranks = engine.ranks_of(set);
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<int64_t> data(count, engine.world().rank * 1000 + round);
+    int64_t sum = 0;
+    for (const int rank : ranks) sum += rank * 1000 + round;
+    const auto request = sum_request(name, data, set);
+    REQUIRE_MESSAGE(engine.run(request, kPatience) == HVD_OK, request->error);
+    REQUIRE(data == std::vector<int64_t>(count, sum));
+  }
+}
+
+// How many entries of the log this rank has read while it did that.
+template <typename Body>
+uint64_t entries_during(const Engine& engine, Body body) {
+  const uint64_t before = engine.counters().log_entries.get();
+  body();
+  return engine.counters().log_entries.get() - before;
+}
+
+// Runs a request that may as well be refused at once. Returns its status and puts the text into its error.
+hvd_status try_to_run(Engine& engine, const std::shared_ptr<Request>& request) {
+  try {
+    return engine.run(request, kPatience);
+  } catch (const Error& error) {
+    request->error = error.what();
+    return error.status;
+  }
+}
+
+std::shared_ptr<Request> join_request() {
+  auto request = std::make_shared<Request>();
+  request->key = {0, kJoinName};
+  request->meta.op = HVD_JOIN;
+  return request;
+}
+
+std::shared_ptr<Request> change_sets(hvd_op op, const std::vector<int64_t>& ranks, int set = -1) {
+  auto request = std::make_shared<Request>();
+  request->key = {0, kChangeSetsName};
+  request->meta.op = op;
+  request->meta.shape = ranks;
+  request->meta.root = set;
+  return request;
+}
+
+}  // namespace
+
+TEST_CASE("an allreduce that is repeated alone needs no log and no control messages any more") {
+  const std::vector<HostOf> layouts = {hosts_with({1, 1}), hosts_with({1, 1, 1}), HostOf{{0, 2, 1, 3}}};
+  for (const HostOf& hosts : layouts) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [](int, Engine& engine) {
+      for (const size_t count : {size_t{1}, size_t{2000}}) {
+        const std::string name = "x" + std::to_string(count);
+        reduce(engine, name, kEnough, count);
+        const uint64_t records = engine.counters().control_records.get();
+        CHECK(entries_during(engine, [&] { reduce(engine, name, 200, count); }) == 0);
+        // Heartbeats, and what the others still say about other things.
+        CHECK(engine.counters().control_records.get() - records < 20);
+      }
+    });
+  }
+}
+
+TEST_CASE("what an order can't do better is agreed on as ever") {
+  struct Case {
+    const char* what;
+    std::vector<int> hosts;
+    size_t count;
+    bool ring;
+  };
+  const std::vector<Case> cases = {{"two ranks on a host", {2, 1}, 10, false},
+                                   {"no bytes", {1, 1}, 0, false},
+                                   {"too many bytes", {1, 1}, LetterBoxes::kMostBytes / 8 + 1, false},
+                                   {"the ring folds in another order", {1, 1, 1}, 10, true}};
+  for (const Case& each : cases) {
+    CAPTURE(each.what);
+    const RankGroup group(each.hosts);
+    Settings settings;
+    settings.allreduce_ring = each.ring;
+    on_all_ranks(group, settings, [&](int, Engine& engine) {
+      reduce(engine, "x", kEnough, each.count);
+      CHECK(entries_during(engine, [&] { reduce(engine, "x", 10, each.count); }) >= 10);
+    });
+  }
+}
+
+TEST_CASE("the bits are the same with and without an order") {
+  const RankGroup group({1, 1, 1});
+  on_all_ranks(group, {}, [](int rank, Engine& engine) {
+    for (const hvd_reduce_op op : {HVD_SUM, HVD_AVERAGE, HVD_MAX}) {
+      std::vector<float> first;
+      for (int round = 0; round < 2 * kEnough; ++round) {
+        std::vector<float> data;
+        for (int i = 0; i < 1000; ++i) data.push_back(std::sin(static_cast<float>(i * 3 + rank)) * std::exp2(i % 40));
+        auto request = sum_request("x" + std::to_string(op), data);
+        request->meta.reduce_op = op;
+        request->meta.prescale = 0.3;
+        request->meta.postscale = 1.7;
+        REQUIRE(engine.run(request, kPatience) == HVD_OK);
+        if (round == 0) first = data;
+        CHECK(data == first);
+      }
+    }
+  });
+}
+
+TEST_CASE("a name changes its shape under an order: together, or as an error on all ranks") {
+  const RankGroup group({1, 1, 1});
+  on_all_ranks(group, {}, [](int rank, Engine& engine) {
+    for (int time = 0; time < 5; ++time) {
+      reduce(engine, "x", kEnough + time, 10);
+      reduce(engine, "x", kEnough, 11);
+      // One rank differs; before or after the others, who may have sent their letters already.
+      std::vector<int64_t> data(rank == time % 3 ? 12 : 11, 1);
+      const auto request = sum_request("x", data);
+      CHECK(engine.run(request, kPatience) == HVD_MISMATCH);
+      CHECK_MESSAGE(request->error.find("'x'") != std::string::npos, request->error);
+    }
+    reduce(engine, "x", 2 * kEnough);
+  });
+}
+
+TEST_CASE("a name is pending once, also under an order") {
+  const RankGroup group({1, 1});
+  std::atomic<bool> refused{false};
+  on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+    reduce(engine, "x", kEnough);
+    std::vector<int64_t> data(10, 1), again(10, 1);
+    const auto request = sum_request("x", data);
+    if (rank == 0) {
+      engine.submit(request);
+      CHECK_THROWS_AS(engine.submit(sum_request("x", again)), InvalidError);
+      refused = true;
+    } else {
+      while (!refused) std::this_thread::yield();
+      engine.submit(request);
+    }
+    CHECK(engine.wait(request, kPatience) == HVD_OK);
+    CHECK(data == std::vector<int64_t>(10, 2));
+  });
+}
+
+TEST_CASE("an order that nobody waits for ends, and one that is waited for again begins") {
+  const RankGroup group({1, 1});
+  on_all_ranks(group, {}, [](int, Engine& engine) {
+    for (int time = 0; time < 3; ++time) {
+      reduce(engine, "x", kEnough);
+      CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough); }) == 0);
+      for (int round = 0; round < StandingOrder::kUnwanted + 10; ++round) {
+        std::vector<int64_t> data(10, 1);
+        const auto request = sum_request("x", data);
+        engine.submit(request);
+        while (request->status.load() == HVD_PENDING) std::this_thread::yield();
+        REQUIRE(request->status.load() == HVD_OK);
+      }
+      CHECK(entries_during(engine, [&] { reduce(engine, "x", 3); }) >= 3);
+    }
+  });
+}
+
+TEST_CASE("a step of many names keeps its few messages when one of them was reduced alone before") {
+  const RankGroup group({1, 1});
+  constexpr int kTensors = 50, kSteps = 60;
+  on_all_ranks(group, {}, [](int, Engine& engine) {
+    reduce(engine, "x0", kEnough);
+    CHECK(entries_during(engine, [&] { reduce(engine, "x0", kEnough); }) == 0);
+    std::vector<std::vector<int64_t>> data(kTensors, std::vector<int64_t>(10));
+    const uint64_t messages = engine.counters().request_messages.get();
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<std::shared_ptr<Request>> requests;
+      for (int t = 0; t < kTensors; ++t) {
+        requests.push_back(sum_request("x" + std::to_string(t), data[static_cast<size_t>(t)]));
+        engine.submit(requests.back());
+      }
+      for (const auto& request : requests) REQUIRE(engine.wait(request, kPatience) == HVD_OK);
+    }
+    // Every name once, and a few for orders that ended.
+    CHECK(engine.counters().request_messages.get() - messages < 2 * kTensors);
+  });
+}
+
+TEST_CASE("join ends orders, and what was sent under them counts") {
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
+    for (int early = 0; early < 2; ++early) {
+      const RankGroup group(hosts);
+      on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+        reduce(engine, "x", kEnough);
+        const int n = engine.world().size;
+        // Some have nothing more to do; the last rank has, and leaves one operation pending when it joins too.
+        for (int more = 0; rank == n - 1 && more < 3; ++more) {
+          std::vector<int64_t> data(10, 7);
+          REQUIRE(engine.run(sum_request("x", data), kPatience) == HVD_OK);
+          CHECK(data == std::vector<int64_t>(10, 7));
+        }
+        std::vector<int64_t> left(10, 7);
+        const auto pending = sum_request("y" + std::to_string(early), left);
+        if (rank == n - 1) engine.submit(pending);
+        CHECK(engine.run(join_request(), kPatience) == HVD_OK);
+        if (rank == n - 1) CHECK(engine.wait(pending, kPatience) == HVD_OK);
+        reduce(engine, "x", 2 * kEnough);
+        // Left pending under an order itself.
+        std::vector<int64_t> last(10, 5);
+        const auto under_order = sum_request("x", last);
+        if (rank == early) engine.submit(under_order);
+        CHECK(engine.run(join_request(), kPatience) == HVD_OK);
+        if (rank == early) {
+          CHECK(engine.wait(under_order, kPatience) == HVD_OK);
+          CHECK(last == std::vector<int64_t>(10, 5));
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("orders of process sets that come and go") {
+  const RankGroup group({1, 1, 1});
+  on_all_ranks(group, {}, [](int rank, Engine& engine) {
+    for (int time = 0; time < 4; ++time) {
+      const auto add = change_sets(HVD_ADD_PROCESS_SET, {0, 2});
+      REQUIRE(engine.run(add, kPatience) == HVD_OK);
+      const int set = add->value;
+      reduce(engine, "all", kEnough);
+      std::vector<int64_t> data(10, 1);
+      const auto pending = sum_request("x", data, set);
+      if (rank != 1) {
+        reduce(engine, "x", kEnough, 10, set);
+        CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough, 10, set); }) == 0);
+        // Odd: both leave one behind, which therefore ends; even: only one does.
+        if (rank == 0 || time % 2 == 1) engine.submit(pending);
+      }
+      REQUIRE(engine.run(change_sets(HVD_REMOVE_PROCESS_SET, {}, set), kPatience) == HVD_OK);
+      if (rank == 1 || (rank == 2 && time % 2 == 0)) continue;
+      CHECK(engine.wait(pending, kPatience) == (time % 2 == 1 ? HVD_OK : HVD_INVALID));
+    }
+  });
+}
+
+TEST_CASE("a full cache ends orders without harm") {
+  const RankGroup group({1, 1}, {}, 8);
+  on_all_ranks(group, {}, [](int, Engine& engine) {
+    for (int time = 0; time < 10; ++time) {
+      reduce(engine, "x", kEnough);
+      for (int name = 0; name < 20; ++name) reduce(engine, "y" + std::to_string(name), 2);
+      for (int name = 0; name < 9; ++name) reduce(engine, "z" + std::to_string(name), kEnough);
+    }
+  });
+}
+
+TEST_CASE("who waits under an order for a rank that has left hears of it, and gets what it had sent before") {
+  for (int round = 0; round < 30; ++round) {
+    const int n = 2 + round % 2, leaver = round / 2 % n;
+    const RankGroup group(std::vector<int>(static_cast<size_t>(n), 1));
+    on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+      reduce(engine, "x", kEnough + round % 3);
+      if (rank == leaver) return;
+      std::vector<int64_t> data(10, 1);
+      const auto request = sum_request("x", data);
+      CHECK(try_to_run(engine, request) == HVD_SHUT_DOWN);
+      // Of three, another one may have left because of it.
+      if (n == 2)
+        CHECK_MESSAGE(request->error.find("rank " + std::to_string(leaver) + " (pid") != std::string::npos,
+                      request->error);
+    });
+  }
+}
+
+TEST_CASE("a stall under an order is told by the coordinator, with who is missing") {
+  const RankGroup group({1, 1, 1});
+  Settings settings;
+  settings.stall_warning = 0;
+  settings.stall_shutdown = 1;
+  std::atomic<int> ended{0};
+  on_all_ranks(group, settings, [&](int rank, Engine& engine) {
+    reduce(engine, "x", kEnough);
+    std::vector<int64_t> data(10, 1);
+    const auto request = sum_request("x", data);
+    if (rank != 1) {
+      CHECK(engine.run(request, kPatience) == HVD_STALLED);
+      CHECK_MESSAGE(request->error.find("tensor 'x' waits for rank 1 for ") != std::string::npos, request->error);
+      CHECK_MESSAGE(request->error.find("submitted by ranks 0, 2") != std::string::npos, request->error);
+    }
+    // Nobody leaves before the others have heard.
+    for (++ended; ended < 3;) std::this_thread::yield();
+  });
+}
+
+TEST_CASE("a job that stops for another reason fails what waits under an order") {
+  const RankGroup group({1, 1});
+  Settings settings;
+  settings.stall_warning = 0;
+  settings.stall_shutdown = 1;
+  std::atomic<int> ended{0};
+  on_all_ranks(group, settings, [&](int rank, Engine& engine) {
+    reduce(engine, "x", kEnough);
+    reduce(engine, "y", kEnough);
+    // Each waits for what the other one does not submit.
+    std::vector<int64_t> data(10, 1);
+    const auto request = sum_request(rank == 0 ? "x" : "y", data);
+    CHECK(engine.run(request, kPatience) == HVD_STALLED);
+    for (++ended; ended < 2;) std::this_thread::yield();
+  });
+}
