@@ -20,7 +20,7 @@ class _Group:
         self.lock = threading.Lock()
         # By those that have ended. Kept, so that a wait that was interrupted can be taken up again.
         self.results: list[Any] = []
-        self.error: Exception | None = None
+        self.errors: list[Exception] = []
 
     def poll(self) -> bool:
         return all(_core.poll(handle) for handle in self.handles[len(self.results) :])
@@ -28,15 +28,9 @@ class _Group:
     def wait(self) -> list[Any]:
         """Waits for all, also when one has failed: the memory of the others is in use until they have ended."""
         with self.lock:
-            while len(self.results) < len(self.handles):
-                result = None
-                try:
-                    result = _core.wait(self.handles[len(self.results)])
-                except Exception as error:
-                    self.error = self.error or error
-                self.results.append(result)
-        if self.error is not None:
-            raise self.error
+            _core.wait_all(self.handles, self.results, self.errors)
+        if self.errors:
+            raise self.errors[0]
         return self.results
 
 
@@ -58,6 +52,11 @@ def start_group(submissions: Iterable[Callable[[], int]]) -> int:
         for handle in handles:
             _core.forget(handle)
         raise
+    return group_of(handles)
+
+
+def group_of(handles: list[int]) -> int:
+    """Makes operations that were started a group and returns its handle."""
     group = next(_next_group)
     _groups[group] = _Group(handles)
     return group

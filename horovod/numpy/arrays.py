@@ -34,6 +34,7 @@ CODES: dict[Any, int] = {
 }
 # Bound once: this is on the way of every small operation.
 known_code = CODES.get
+_ndarray = np.ndarray
 # Names of dtypes of the package ml_dtypes: size in bytes, code.
 _FOREIGN = {
     "bfloat16": (2, _core.BFLOAT16),
@@ -88,7 +89,7 @@ def dense_and_output(array: ArrayLike) -> "tuple[NDArray[Any], NDArray[Any]]":
     return dense, np.empty(dense.shape, dense.dtype)
 
 
-def from_rows(rows: _core.Rows, dtype: "np.dtype[Any]") -> "NDArray[Any]":
+def from_rows(dtype: "np.dtype[Any]", rows: _core.Rows) -> "NDArray[Any]":
     """The array over memory that the engine has made; it keeps that memory alive."""
     memory: Any = rows
-    return np.ndarray(rows.shape, dtype, buffer=memory)
+    return _ndarray(rows.shape, dtype, memory)

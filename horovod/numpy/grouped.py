@@ -5,7 +5,6 @@ The signatures are those of horovod.torch.
 
 # ruff: noqa: PLR0917
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from horovod import _core
-from horovod.common.handles import start_group, synchronize
+from horovod.common.handles import group_of, synchronize
 from horovod.common.names import member_names
 from horovod.common.process_sets import ProcessSet, global_process_set, require_id
 from horovod.common.reduce_ops import Average, reduce_op
@@ -32,7 +31,7 @@ def _dense(arrays: Sequence[ArrayLike]) -> Arrays:
 
 
 def _start(requests: Iterable[BufferRequest]) -> int:
-    return start_group(functools.partial(_core.submit_buffers, *request) for request in requests)
+    return group_of(_core.submit_all_buffers(list(requests)))
 
 
 def _start_allreduces(

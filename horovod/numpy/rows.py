@@ -19,17 +19,24 @@ from horovod.common.process_sets import ProcessSet, global_process_set, own_shar
 from horovod.common.reduce_ops import Average, Sum
 from horovod.numpy.arrays import BufferRequest, code_of, from_rows
 
+# Bound once: these are on the way of every small operation.
+_partial = functools.partial
+_asarray = np.asarray
+_ALLGATHER = _core.ALLGATHER
+_ALLTOALL = _core.ALLTOALL
+
+
 # ---- Allgather -------------------------------------------------------------------------------------------------------
 
 
 def allgather_request(array: "NDArray[Any]", full_name: str, set_id: int) -> BufferRequest:
     """The arguments of the engine's buffer functions, for a dense array."""
-    result = functools.partial(from_rows, dtype=array.dtype)
-    return _core.ALLGATHER, full_name, code_of(array), array, result, Sum, 0, set_id, 1.0, 1.0
+    result = _partial(from_rows, array.dtype)
+    return _ALLGATHER, full_name, code_of(array), array, result, Sum, 0, set_id, 1.0, 1.0
 
 
 def _allgather_request(array: ArrayLike, name: str | None, process_set: ProcessSet) -> BufferRequest:
-    dense = np.asarray(array, order="C")
+    dense = _asarray(array, order="C")
     code_of(dense)  # an error before an unnamed operation is counted
     set_id = require_id(process_set)
     return allgather_request(dense, operation_name("allgather", name, set_id), set_id)
@@ -64,20 +71,20 @@ def allgather_async(array: ArrayLike, name: str | None = None, process_set: Proc
 # ---- Alltoall --------------------------------------------------------------------------------------------------------
 
 
-def _exchanged(rows: _core.Rows, dtype: "np.dtype[Any]") -> "tuple[NDArray[Any], NDArray[np.int64]]":
-    return from_rows(rows, dtype), np.array(rows.received, np.int64)
+def _exchanged(dtype: "np.dtype[Any]", rows: _core.Rows) -> "tuple[NDArray[Any], NDArray[np.int64]]":
+    return from_rows(dtype, rows), np.array(rows.received, np.int64)
 
 
 def _alltoall_request(
     array: ArrayLike, splits: Sequence[int] | ArrayLike | None, name: str | None, process_set: ProcessSet
 ) -> tuple[*BufferRequest, list[int] | None]:
-    dense = np.asarray(array, order="C")
+    dense = _asarray(array, order="C")
     code = code_of(dense)
     counts = None if splits is None else _checked_splits(splits)
-    result = functools.partial(from_rows if splits is None else _exchanged, dtype=dense.dtype)
+    result = _partial(from_rows if splits is None else _exchanged, dense.dtype)
     set_id = require_id(process_set)
     full_name = operation_name("alltoall", name, set_id)
-    return _core.ALLTOALL, full_name, code, dense, result, Sum, 0, set_id, 1.0, 1.0, counts
+    return _ALLTOALL, full_name, code, dense, result, Sum, 0, set_id, 1.0, 1.0, counts
 
 
 def _checked_splits(splits: Sequence[int] | ArrayLike) -> list[int]:

@@ -3,14 +3,14 @@
 # ruff: noqa: PLR0917
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from horovod import _core
-from horovod.common.handles import start_group, synchronize
+from horovod.common.handles import group_of, synchronize
 from horovod.common.process_sets import position_in
 from horovod.torch.tensors import Memory, for_rows, from_rows
 
@@ -18,7 +18,10 @@ from horovod.torch.tensors import Memory, for_rows, from_rows
 Request = tuple[int, str, int, tuple[int, ...], int, int, int, int, int, float, float, Any, Any]
 RequestWithSplits = tuple[*Request, Sequence[int] | None]
 
-_ALLREDUCE = _core.ALLREDUCE
+# Bound once: these are on the way of every small operation.
+_ALLREDUCE, _ALLGATHER, _ALLTOALL = _core.ALLREDUCE, _core.ALLGATHER, _core.ALLTOALL
+_SUM = _core.SUM
+_partial = functools.partial
 
 
 def run(request: Request | RequestWithSplits) -> Any:
@@ -28,7 +31,7 @@ def run(request: Request | RequestWithSplits) -> Any:
 
 def start_all(requests: Iterable[Request]) -> int:
     """Starts operations together and returns the handle of the group."""
-    return start_group(functools.partial(_core.submit, *request) for request in requests)
+    return group_of(_core.submit_all(list(requests)))
 
 
 def run_group(requests: Iterable[Request]) -> list[Any]:
@@ -59,10 +62,9 @@ def broadcast_request(memory: Memory, full_name: str, root_rank: int, set_id: in
 def allgather_request(tensor: Tensor, full_name: str, set_id: int, *, with_received: bool = False) -> Request:
     """An allgather; with_received: its result is a pair, the second how many rows came from each member."""
     code, dense = for_rows(tensor)
-    result = _received_with if with_received else from_rows
     return (
-        *(_core.ALLGATHER, full_name, code, dense.shape, dense.data_ptr(), 0),
-        *(_core.SUM, 0, set_id, 1.0, 1.0, functools.partial(result, dtype=dense.dtype, device=tensor.device), dense),
+        *(_ALLGATHER, full_name, code, dense.shape, dense.data_ptr(), 0),
+        *(_SUM, 0, set_id, 1.0, 1.0, _maker(tensor, dense, with_received), dense),
     )
 
 
@@ -71,10 +73,9 @@ def alltoall_request(
 ) -> RequestWithSplits:
     """An alltoall; with_received: its result is a pair, the second how many rows came from each member."""
     code, dense = for_rows(tensor)
-    result = _received_with if with_received else from_rows
     return (
-        *(_core.ALLTOALL, full_name, code, dense.shape, dense.data_ptr(), 0),
-        *(_core.SUM, 0, set_id, 1.0, 1.0, functools.partial(result, dtype=dense.dtype, device=tensor.device), dense),
+        *(_ALLTOALL, full_name, code, dense.shape, dense.data_ptr(), 0),
+        *(_SUM, 0, set_id, 1.0, 1.0, _maker(tensor, dense, with_received), dense),
         splits,
     )
 
@@ -98,9 +99,16 @@ def reducescatter_request(
     )
 
 
-def _received_with(rows: _core.Rows, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _maker(tensor: Tensor, dense: Tensor, with_received: bool) -> Callable[[_core.Rows], Any]:
+    """What makes the result, where the tensor is, of the rows."""
+    # A tensor that was not copied is in CPU memory. To ask it would take longer than all of this.
+    device = None if dense is tensor else tensor.device
+    return _partial(_received_with if with_received else from_rows, dense.dtype, device)
+
+
+def _received_with(dtype: torch.dtype, device: torch.device | None, rows: _core.Rows) -> tuple[Tensor, Tensor]:
     # The splits of the existing Horovod are 32-bit integers.
-    return from_rows(rows, dtype, device), torch.tensor(rows.received, dtype=torch.int32)
+    return from_rows(dtype, device, rows), torch.tensor(rows.received, dtype=torch.int32)
 
 
 # ---- What backward passes do with rows -------------------------------------------------------------------------------

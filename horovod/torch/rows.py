@@ -38,11 +38,13 @@ from horovod.torch.requests import (
 )
 from horovod.torch.tensors import code_of, rows_of
 
+# Bound once: these are on the way of every small operation.
 _is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
 
 
 def _wants_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 # ---- Allgather -------------------------------------------------------------------------------------------------------
@@ -79,8 +81,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     """
     if _is_compiling():
         return _compiled_allgather(tensor, name, process_set)
-    code_of(tensor)
-    if _wants_gradient(tensor):
+    if isinstance(tensor, Tensor) and tensor.requires_grad and _is_grad_enabled():
         return HorovodAllgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call, no-any-return]
     return _core.run(*_allgather_request(tensor, name, process_set))  # type: ignore[no-any-return]
 
@@ -194,8 +195,7 @@ def alltoall(
     """
     if _is_compiling():
         return _compiled_alltoall(tensor, splits, name, process_set)
-    code_of(tensor)
-    if not _wants_gradient(tensor):
+    if not (isinstance(tensor, Tensor) and tensor.requires_grad and _is_grad_enabled()):
         return _core.run(*_alltoall_request(tensor, splits, name, process_set))  # type: ignore[no-any-return]
     output, received = HorovodAlltoall.apply(tensor, _checked_splits(splits), name, process_set)  # type: ignore[no-untyped-call]
     return output if splits is None else (output, received)

@@ -51,7 +51,9 @@ for _name, _code in (
 # Bound once: these are on the way of every small operation.
 _known_code = CODES.get
 _Tensor = Tensor
+_strided = torch.strided
 _empty_like = torch.empty_like
+_frombuffer = torch.frombuffer
 # From 2.2 on; before it autograd can't be told.
 _increment_version = getattr(torch.autograd.graph, "increment_version", lambda tensor: None)
 
@@ -65,6 +67,8 @@ def code_of(tensor: Tensor) -> int:
     Raises:
         ValueError: There is none, or this is no dense tensor.
     """
+    if isinstance(tensor, _Tensor) and tensor.layout is _strided and (known := _known_code(tensor.dtype)) is not None:
+        return known
     if not isinstance(tensor, Tensor):
         raise ValueError(f"Expected a torch.Tensor, got {type(tensor).__name__}.")
     if tensor.layout is not torch.strided:
@@ -72,11 +76,8 @@ def code_of(tensor: Tensor) -> int:
             f"Tensor layout {tensor.layout} is not supported. (Dense tensors only; for the sum or average of sparse "
             "ones there is sparse_allreduce_async, or use to_dense().)"
         )
-    code = _known_code(tensor.dtype)
-    if code is None:
-        supported = ", ".join(sorted(str(known).removeprefix("torch.") for known in CODES))
-        raise ValueError(f"Tensor type {tensor.dtype} is not supported. (Tensors may have the types {supported}.)")
-    return code
+    supported = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in CODES))
+    raise ValueError(f"Tensor type {tensor.dtype} is not supported. (Tensors may have the types {supported}.)")
 
 
 def for_result(tensor: Tensor) -> Memory:
@@ -152,16 +153,16 @@ def contiguous(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
-def from_rows(rows: _core.Rows, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The tensor over memory that the engine has made, which it keeps alive; or its copy on another device."""
+def from_rows(dtype: torch.dtype, device: torch.device | None, rows: _core.Rows) -> Tensor:
+    """The tensor over memory that the engine has made, which it keeps alive; or its copy on a device."""
     shape = rows.shape
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype, device=device)
+        return torch.empty(shape, dtype=dtype, device=device or "cpu")
     memory: Any = rows
-    tensor = torch.frombuffer(memory, dtype=dtype)
+    tensor = _frombuffer(memory, dtype=dtype)
     if len(shape) != 1:
         tensor = tensor.view(shape)
-    return tensor if device.type == "cpu" else tensor.to(device)
+    return tensor if device is None else tensor.to(device)
 
 
 def _is_lazy(tensor: Tensor, code: int) -> bool:

@@ -262,8 +262,16 @@ PyMethodDef methods[] = {
      "is the function that makes the result from the rows, or None."},
     {"run_buffers", method(py_run_buffers), METH_FASTCALL,
      "run_buffers(<as submit_buffers>) -> result\n\nRuns an operation to its end."},
+    {"submit_all", py_submit_all, METH_O,
+     "submit_all(requests) -> handles\n\nStarts an operation for each tuple of submit's arguments in a list. If one is "
+     "refused those before it go on, and nobody gets their results."},
+    {"submit_all_buffers", py_submit_all_buffers, METH_O,
+     "submit_all_buffers(requests) -> handles\n\nAs submit_all, with submit_buffers' arguments."},
     {"poll", py_poll, METH_O, "poll(handle) -> bool\n\nWhether the operation has ended; ValueError if unknown."},
     {"wait", py_wait, METH_O, "wait(handle) -> result\n\nWaits for the operation and forgets it; None if unknown."},
+    {"wait_all", method(py_wait_all), METH_FASTCALL,
+     "wait_all(handles, results, errors)\n\nWaits for the handles of a list from the len(results)-th on. Appends to "
+     "results what each returns; for one that has failed None, and to errors its exception."},
     {"forget", py_forget, METH_O, "forget(handle)\n\nGives up a handle without waiting for its operation."},
     {"init", method(py_init), METH_VARARGS | METH_KEYWORDS, "init(**config)\n\nStarts the engine: see hvd_config."},
     {"shutdown", py_shutdown, METH_NOARGS, "shutdown()\n\nStops the engine; everything pending fails."},

@@ -209,6 +209,43 @@ inline PyObject* py_run_buffers(PyObject*, PyObject* const* args, Py_ssize_t cou
   return with_buffers("run_buffers", args, count, run);
 }
 
+// ---- Groups ---------------------------------------------------------------------------------------------------------
+
+inline PyObject* py_forget(PyObject*, PyObject* argument);
+
+// Starts an operation for each tuple of arguments in a list. If one is refused those before it go on, since other ranks
+// may wait for them, but nobody gets their results.
+inline PyObject* submit_each(PyObject* requests, PyObject* (*submit)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  constexpr Py_ssize_t kMostArguments = 14;
+  const Py_ssize_t count = PyList_Size(requests);
+  PyObject* handles = count < 0 ? nullptr : PyList_New(0);
+  if (handles == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* request = PyList_GetItem(requests, i);
+    const Py_ssize_t n = PyTuple_Size(request);
+    PyObject* args[kMostArguments];
+    for (Py_ssize_t a = 0; a < n && a < kMostArguments; ++a) args[a] = PyTuple_GetItem(request, a);
+    PyObject* handle = n < 0 ? nullptr : submit(nullptr, args, n);
+    const bool good = handle != nullptr && PyList_Append(handles, handle) == 0;
+    Py_XDECREF(handle);
+    if (good) continue;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    for (Py_ssize_t started = 0; started < PyList_Size(handles); ++started) {
+      Py_XDECREF(py_forget(nullptr, PyList_GetItem(handles, started)));
+    }
+    PyErr_Restore(type, value, traceback);
+    Py_DECREF(handles);
+    return nullptr;
+  }
+  return handles;
+}
+
+inline PyObject* py_submit_all(PyObject*, PyObject* requests) { return submit_each(requests, py_submit); }
+inline PyObject* py_submit_all_buffers(PyObject*, PyObject* requests) {
+  return submit_each(requests, py_submit_buffers);
+}
+
 // ---- Handles --------------------------------------------------------------------------------------------------------
 
 inline PyObject* py_poll(PyObject*, PyObject* argument) {
@@ -268,6 +305,33 @@ inline PyObject* py_wait(PyObject*, PyObject* argument) {
     if (status == HVD_PENDING) return nullptr;  // interrupted: the handle stays valid
   }
   return conclude(record, status, hvd_last_error());
+}
+
+// Waits for the operations of a list of handles from the len(results)-th on, and appends to `results` what each of them
+// returns, for one that has failed None and to `errors` its exception. Interrupted, it can be called again.
+inline PyObject* py_wait_all(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "wait_all() takes 3 positional arguments, %zd given", count);
+  PyObject *handles = args[0], *results = args[1], *errors = args[2];
+  for (Py_ssize_t i; (i = PyList_Size(results)) < PyList_Size(handles);) {
+    if (i < 0) return nullptr;
+    PyObject* result = py_wait(nullptr, PyList_GetItem(handles, i));
+    if (result == nullptr) {
+      if (PyErr_ExceptionMatches(PyExc_Exception) == 0) return nullptr;
+      PyObject *type, *error, *traceback;
+      PyErr_Fetch(&type, &error, &traceback);
+      PyErr_NormalizeException(&type, &error, &traceback);
+      const bool kept = error != nullptr && PyList_Append(errors, error) == 0;
+      Py_XDECREF(type);
+      Py_XDECREF(error);
+      Py_XDECREF(traceback);
+      if (!kept) return nullptr;
+      result = none();
+    }
+    const bool kept = PyList_Append(results, result) == 0;
+    Py_DECREF(result);
+    if (!kept) return nullptr;
+  }
+  return PyErr_Occurred() == nullptr ? none() : nullptr;
 }
 
 // Gives up a handle without waiting: nobody wants its result.

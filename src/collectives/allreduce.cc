@@ -2,33 +2,38 @@
 // same bits, whatever was fused with what.
 //
 // direct   Every member publishes its chunk and folds all members' chunks itself, straight into the output. One
-//          synchronisation a chunk. Best for two members at any size, for small payloads, and where members share
-//          cores: there waiting for each other costs more than folding.
+//          synchronisation a chunk. Best for two members at any size, and for small payloads.
 //
 //            member 0   |in 0|      |in 1| fold 0 |in 2| fold 1 | ...
 //            member 1   |in 0|      |in 1| fold 0 |in 2| fold 1 | ...
 //
 // sliced   Every member publishes its chunk, folds its own slice of it in place (nobody else reads that slice of its
-//          buffer), publishes that, and copies all slices out. Each byte is folded once on the host.
+//          buffer), publishes that, and copies all slices out. Each byte is folded once on the host. Where members
+//          share cores they do each of these for a *window* of several chunks, because they wait for each other longer.
 //
 // placed   As sliced, but the chunks are the tensors themselves: all members' lie in memory from hvd_alloc, which the
 //          others can read. Nothing is copied in. Member m owns the m-th slice of the whole tensor and folds it in
 //          place, chunk by chunk; the others copy it from there. Whether all are placed is asked first, by one tiny
 //          chunk that holds each member's offset.
 //
-// In direct and sliced a member stays one chunk ahead: it publishes chunk s + 1 before it waits for its peers' chunk s.
+// In direct and sliced a member stays one chunk (or window) ahead: it publishes the next one before it waits for its
+// peers' last one.
 #include <cstring>
 
 #include "collectives/arithmetic.h"
 #include "collectives/collectives.h"
+#include "collectives/outputs.h"
 #include "transport/errors.h"
 
 namespace hvd {
 namespace {
 
-// Larger payloads may be reduced by slices. All members must decide alike, so the choice depends on nothing but the
-// payload, the number of members and the segment.
+// Larger payloads are reduced by slices: without a core for every member only when they take several chunks.
 constexpr size_t kDirectBytes = 32 << 10;
+constexpr size_t kCrowdedDirectBytes = Channel::kChunkBytes;
+// Chunks of a window. Two windows must fit into the slots.
+constexpr size_t kCrowdedWindow = 2;
+static_assert(2 * kCrowdedWindow <= Channel::kSlots);
 // From here on asking whether the tensors are placed is cheap compared with what it can save.
 constexpr size_t kPlacedBytes = 512 << 10;
 
@@ -111,10 +116,8 @@ class Reduction {
   const Arithmetic arithmetic_;
 };
 
-// Direct or sliced.
-Task reduce_copied(Channel& channel, const Batch& batch) {
+Task reduce_direct(Channel& channel, const Batch& batch) {
   const Reduction reduction(channel, batch);
-  const bool sliced = channel.size() > 2 && !channel.crowded() && batch.bytes() > kDirectBytes;
   uint64_t ahead = 0, current = 0;
   for (size_t c = 0; c <= reduction.chunks(); ++c) {
     if (c < reduction.chunks()) {
@@ -125,21 +128,53 @@ Task reduce_copied(Channel& channel, const Batch& batch) {
     }
     if (c > 0) {
       for (int m = 0; m < channel.size(); ++m) co_await channel.published(m, current);
-      if (sliced) {
-        reduction.fold_slice(c - 1, current);
-        channel.publish_reduced(current);
-        for (int m = 0; m < channel.size(); ++m) {
-          co_await channel.reduced(m, current);
-          reduction.copy_out(c - 1, current, m);
-        }
-      } else {
-        reduction.fold_out(c - 1, current);
-      }
+      reduction.fold_out(c - 1, current);
       channel.finish(current);
       if (c < reduction.chunks()) co_await LetOthers{};
     }
     current = ahead;
   }
+}
+
+Task reduce_sliced(Channel& channel, const Batch& batch) {
+  const Reduction reduction(channel, batch);
+  const size_t window = channel.crowded() ? kCrowdedWindow : 1;
+  const size_t windows = (reduction.chunks() + window - 1) / window;
+  const auto begin = [&](size_t w) { return w * window; };
+  const auto end = [&](size_t w) { return std::min(begin(w) + window, reduction.chunks()); };
+  uint64_t ahead = 0, current = 0;  // the first chunk of the next window, and of this one
+  for (size_t w = 0; w <= windows; ++w) {
+    if (w < windows) {
+      for (size_t c = begin(w); c < end(w); ++c) {
+        const uint64_t s = channel.next_chunk();
+        if (c == begin(w)) ahead = s;
+        for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
+        reduction.copy_in(c, s);
+        channel.publish(s, reduction.bytes(c));
+      }
+    }
+    if (w > 0) {
+      const size_t first = begin(w - 1), count = end(w - 1) - first;
+      const uint64_t last = current + count - 1;
+      for (int m = 0; m < channel.size(); ++m) co_await channel.published(m, last);
+      for (size_t i = 0; i < count; ++i) reduction.fold_slice(first + i, current + i);
+      channel.publish_reduced(last);
+      for (int m = 0; m < channel.size(); ++m) {
+        co_await channel.reduced(m, last);
+        for (size_t i = 0; i < count; ++i) reduction.copy_out(first + i, current + i, m);
+      }
+      channel.finish(last);
+      if (w < windows) co_await LetOthers{};
+    }
+    current = ahead;
+  }
+}
+
+// All members must decide alike, so the choice depends on nothing but the payload, the number of members and the
+// segment.
+Task reduce_copied(Channel& channel, const Batch& batch) {
+  const bool sliced = channel.size() > 2 && batch.bytes() > (channel.crowded() ? kCrowdedDirectBytes : kDirectBytes);
+  return sliced ? reduce_sliced(channel, batch) : reduce_direct(channel, batch);
 }
 
 constexpr uint64_t kNotPlaced = ~uint64_t{0};
@@ -184,6 +219,7 @@ Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
   }
 
   const Reduction reduction(channel, batch);
+  const CopyBytes copy_to_output = copy_for_outputs(batch.bytes());
   channel.count_placed(batch.bytes());
   // Every slice has as many steps as the longest one. A member stays one step ahead: it folds the next part of its
   // slice before it waits for the others' last one.
@@ -203,7 +239,7 @@ Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
         co_await channel.reduced(m, s);
         // Its owner has folded this part, so nobody needs our own values there any more.
         const Range part = reduction.slice(m, batch.bytes()).part((step - 1) * Channel::kChunkBytes);
-        copy_bytes(mine + part.begin, tensors[static_cast<size_t>(m)] + part.begin, part.bytes());
+        copy_to_output(mine + part.begin, tensors[static_cast<size_t>(m)] + part.begin, part.bytes());
       }
       // Nobody may leave before all are done; who has done so may have changed what we have just copied.
       for (int m = 0; m < channel.size(); ++m) {

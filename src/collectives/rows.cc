@@ -6,7 +6,8 @@
 //   rows       the rows of members on this host move through the channel: a member's *stream* is what it puts there of
 //              all tensors of the batch, laid end to end; step k publishes the k-th chunk of every stream. A member
 //              stays one chunk ahead: it publishes chunk k + 1 before it waits for the others' chunk k. What it sends
-//              to itself it copies meanwhile
+//              to itself it copies meanwhile. Where all members are on one host the first chunk rides with the counts:
+//              what a member sends there is known by its own counts alone, and little rows need no second exchange
 //   other      an alltoall's rows go straight from the sender's input to the receiver's output. Those of an allgather
 //   hosts      are needed by all members of a host and sent there once, to its *proxy*, the member at place (sender mod
 //              members there): it receives them into its own output and appends them to its stream
@@ -17,11 +18,16 @@
 #include <string>
 
 #include "collectives/collectives.h"
-#include "kernels/kernels.h"
+#include "collectives/outputs.h"
 #include "transport/errors.h"
 
 namespace hvd {
 namespace {
+
+// Bytes of a stream in a chunk: that of a long one fills it, a short one has several all the same, so that everybody
+// copies all the time. Where ranks share cores chunks are as large as can be, and a member goes further ahead: to wait
+// costs more there.
+constexpr size_t kLeastStep = 64 << 10;
 
 // A run of bytes in our own stream: the rows of one tensor, where they lie, and if they come from another host when all
 // of them are there.
@@ -58,15 +64,26 @@ class Plan {
         channel_(group.channel()),
         tensors_(batch.rows),
         splits_(batch.op == HVD_ALLTOALL),
-        counts_(static_cast<size_t>(group.size())),
-        outgoing_(static_cast<size_t>(group.size())),
-        sent_(static_cast<size_t>(group.size())),
-        received_(static_cast<size_t>(group.size())),
-        local_(static_cast<size_t>(channel_.size())) {
+        counts_(at(channel_.size()) * tensors_.size() * parts_here()),
+        local_(at(channel_.size())) {
     for (int h = 0; h < group.hosts(); ++h) {
       if (h == group.host()) continue;
       for (const int m : group.members(h)) remote_.push_back(m);
     }
+    if (remote_.empty()) {
+      rows_at_ = counts_bytes() <= Channel::kInlineBytes ? 0 : (counts_bytes() + kLine - 1) / kLine * kLine;
+      first_ = std::min(channel_.crowded() ? Channel::kChunkBytes : kLeastStep, Channel::kChunkBytes - rows_at_);
+    } else {
+      const auto members = at(group.size());
+      remote_counts_.resize(members);
+      outgoing_.resize(members);
+      sent_.resize(members);
+      received_.resize(members);
+    }
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      std::copy_n(tensors_[t].counts.data(), parts_here(), counts_of(channel_.me(), t));
+    }
+    lay_out_runs();
   }
 
   // The members on other hosts.
@@ -78,27 +95,24 @@ class Plan {
 
   size_t counts_bytes() const { return tensors_.size() * parts_here() * sizeof(int64_t); }
 
-  void write_counts(std::byte* to) const {
-    for (const RowsTensor& tensor : tensors_) {
-      std::memcpy(to, tensor.counts.data(), parts_here() * sizeof(int64_t));
-      to += parts_here() * sizeof(int64_t);
-    }
+  void write_counts(uint64_t s) {
+    if (counts_bytes() == 0) return;
+    std::memcpy(channel_.payload(channel_.me(), s, counts_bytes()), counts_of(channel_.me(), 0), counts_bytes());
   }
 
-  void read_counts(int place, const std::byte* from) {
-    std::vector<int64_t>& counts = counts_[at(group_.members_here()[at(place)])];
-    counts.resize(tensors_.size() * parts_here());
-    if (!counts.empty()) std::memcpy(counts.data(), from, counts_bytes());
+  void read_counts(int place, uint64_t s) {
+    if (counts_bytes() == 0 || place == channel_.me()) return;
+    std::memcpy(counts_of(place, 0), channel_.payload(place, s, counts_bytes()), counts_bytes());
   }
 
   // A member on another host is told one count per tensor: what it gets.
   void exchange_counts() {
     for (const int m : remote_) {
       for (const RowsTensor& tensor : tensors_) outgoing_[at(m)].push_back(tensor.counts[splits_ ? at(m) : 0]);
-      counts_[at(m)].resize(tensors_.size());
+      remote_counts_[at(m)].resize(tensors_.size());
       const size_t bytes = tensors_.size() * sizeof(int64_t);
       sent_[at(m)] = group_.stream(m).send(reinterpret_cast<const std::byte*>(outgoing_[at(m)].data()), bytes);
-      received_[at(m)] = group_.stream(m).receive(reinterpret_cast<std::byte*>(counts_[at(m)].data()), bytes);
+      received_[at(m)] = group_.stream(m).receive(reinterpret_cast<std::byte*>(remote_counts_[at(m)].data()), bytes);
     }
   }
 
@@ -106,28 +120,34 @@ class Plan {
 
   // With all counts known: allocates the outputs, starts what goes to and comes from other hosts, and finds the pieces.
   void lay_out() {
-    const auto members = static_cast<size_t>(group_.size());
-    std::vector<std::vector<std::byte*>> outputs(tensors_.size());  // by tensor and member
+    const auto members = at(group_.size());
+    std::vector<std::byte*> outputs;  // by tensor and member
+    outputs.reserve(tensors_.size() * members);
+    std::vector<int64_t> received(members);
+    size_t all_bytes = 0;
     for (size_t t = 0; t < tensors_.size(); ++t) {
-      std::vector<int64_t> received(members);
-      for (size_t m = 0; m < members; ++m) received[m] = count_for_us(m, t);
+      for (const int m : remote_) received[at(m)] = remote_counts_[at(m)][t];
+      for (int place = 0; place < channel_.size(); ++place) {
+        received[member_at(place)] = counts_of(place, t)[splits_ ? at(group_.me()) : 0];
+      }
       std::byte* output = tensors_[t].allocate(received);
       for (size_t m = 0; m < members; ++m) {
-        outputs[t].push_back(output);
-        output += static_cast<size_t>(received[m]) * tensors_[t].row_bytes;
+        outputs.push_back(output);
+        const size_t bytes = static_cast<size_t>(received[m]) * tensors_[t].row_bytes;
+        output += bytes;
+        all_bytes += bytes;
       }
     }
+    copy_to_output_ = copy_for_outputs(all_bytes);
     for (const int m : remote_) send_rows(m);
     for (int place = 0; place < channel_.size(); ++place) {
-      LocalStream& stream = local_[at(place)];
-      const auto m = at(group_.members_here()[at(place)]);
-      for (size_t t = 0; t < tensors_.size(); ++t) append_own(stream, place, m, t, outputs[t][m]);
+      for (size_t t = 0; t < tensors_.size(); ++t) lay_out_pieces(place, t, outputs[t * members + member_at(place)]);
     }
     for (const int m : remote_) {
       const int proxy = splits_ ? channel_.me() : m % channel_.size();
       for (size_t t = 0; t < tensors_.size(); ++t) {
-        const size_t bytes = static_cast<size_t>(count_for_us(at(m), t)) * tensors_[t].row_bytes;
-        std::byte* const output = outputs[t][at(m)];
+        const size_t bytes = static_cast<size_t>(remote_counts_[at(m)][t]) * tensors_[t].row_bytes;
+        std::byte* const output = outputs[t * members + at(m)];
         if (proxy == channel_.me()) received_[at(m)] = group_.stream(m).receive(output, bytes);
         if (splits_ || bytes == 0) continue;
         LocalStream& stream = local_[at(proxy)];
@@ -140,18 +160,26 @@ class Plan {
       }
     }
     for (const LocalStream& stream : local_) longest_ = std::max(longest_, stream.bytes);
+    if (!channel_.crowded()) step_ = std::clamp(longest_ / 16, kLeastStep, Channel::kChunkBytes) / kLine * kLine;
   }
 
-  size_t steps() const { return (longest_ + Channel::kChunkBytes - 1) / Channel::kChunkBytes; }
+  // Bytes of a stream in a chunk, and how many chunks a member stays ahead.
+  size_t step() const { return step_; }
+  size_t lead() const { return channel_.crowded() ? Channel::kSlots / 2 : 1; }
+  // How many chunks there are, the one with the counts among them.
+  size_t chunks() const { return 1 + (longest_ - std::min(longest_, first_) + step_ - 1) / step_; }
   // The bytes of a stream's k-th chunk; 0 past its end.
-  size_t chunk_bytes(int place, size_t k) const {
-    const size_t all = local_[at(place)].bytes, lo = std::min(k * Channel::kChunkBytes, all);
-    return std::min(all - lo, Channel::kChunkBytes);
+  size_t chunk_bytes(int place, size_t k) const { return end_of(place, k) - begin_of(place, k); }
+
+  // Where the rows of a member's k-th chunk lie.
+  std::byte* rows(int place, size_t k, uint64_t s) const {
+    if (k > 0) return channel_.payload(place, s, chunk_bytes(place, k));
+    return channel_.payload(place, s, Channel::kChunkBytes) + rows_at_;
   }
 
   // The runs of our own stream that have a part in its k-th chunk.
   std::vector<const Run*> runs_in(size_t k) const {
-    const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(channel_.me(), k);
+    const size_t lo = begin_of(channel_.me(), k), hi = end_of(channel_.me(), k);
     std::vector<const Run*> found;
     for (const Run& run : local_[at(channel_.me())].runs) {
       if (run.start < hi && run.start + run.bytes > lo) found.push_back(&run);
@@ -160,14 +188,14 @@ class Plan {
   }
   // Whether what our own stream's k-th chunk has of a run is there yet.
   Until there(const Run& run, size_t k) const {
-    const size_t hi = k * Channel::kChunkBytes + chunk_bytes(channel_.me(), k), end = run.start + run.bytes;
+    const size_t hi = end_of(channel_.me(), k), end = run.start + run.bytes;
     return group_.stream(run.from).received(run.position - (end - std::min(hi, end)));
   }
 
-  void copy_in(const Run& run, size_t k, std::byte* chunk) const {
-    const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(channel_.me(), k);
+  void copy_in(const Run& run, size_t k, uint64_t s) const {
+    const size_t lo = begin_of(channel_.me(), k), hi = end_of(channel_.me(), k);
     const size_t from = std::max(lo, run.start), to = std::min(hi, run.start + run.bytes);
-    copy_bytes(chunk + (from - lo), run.source + (from - run.start), to - from);
+    copy_bytes(rows(channel_.me(), k, s) + (from - lo), run.source + (from - run.start), to - from);
   }
 
   // Copies so much more of what we send to ourselves. False if that was all.
@@ -175,7 +203,7 @@ class Plan {
     while (bytes > 0 && next_own_ < own_.size()) {
       OwnRun& run = own_[next_own_];
       const size_t n = std::min(bytes, run.bytes);
-      copy_bytes(run.output, run.input, n);
+      copy_to_output_(run.output, run.input, n);
       run = {run.input + n, run.output + n, run.bytes - n};
       bytes -= n;
       if (run.bytes == 0) ++next_own_;
@@ -184,28 +212,76 @@ class Plan {
   }
 
   // Copies our part of another member's k-th chunk out of the channel.
-  void copy_out(int place, size_t k, const std::byte* chunk) const {
-    const size_t lo = k * Channel::kChunkBytes, hi = lo + chunk_bytes(place, k);
+  void copy_out(int place, size_t k, uint64_t s) const {
+    const size_t lo = begin_of(place, k), hi = end_of(place, k);
+    const std::byte* const chunk = rows(place, k, s);
     const std::vector<Piece>& pieces = local_[at(place)].pieces;
     auto piece =
         std::partition_point(pieces.begin(), pieces.end(), [lo](const Piece& p) { return p.start + p.bytes <= lo; });
     for (; piece != pieces.end() && piece->start < hi; ++piece) {
       const size_t from = std::max(lo, piece->start), to = std::min(hi, piece->start + piece->bytes);
-      copy_bytes(piece->output + (from - piece->start), chunk + (from - lo), to - from);
+      copy_to_output_(piece->output + (from - piece->start), chunk + (from - lo), to - from);
     }
   }
 
  private:
   static size_t at(int index) { return static_cast<size_t>(index); }
+  size_t member_at(int place) const { return at(group_.members_here()[at(place)]); }
+  bool is_here(int member) const {
+    const auto& here = group_.members_here();
+    return remote_.empty() || std::binary_search(here.begin(), here.end(), member);
+  }
   // Counts per tensor that members on this host tell each other: an alltoall's are needed to find one's part.
   size_t parts_here() const { return splits_ ? at(group_.size()) : 1; }
-  bool is_here(size_t member) const {
-    const auto& here = group_.members_here();
-    return std::binary_search(here.begin(), here.end(), static_cast<int>(member));
+  int64_t* counts_of(int place, size_t tensor) {
+    return counts_.data() + (at(place) * tensors_.size() + tensor) * parts_here();
   }
-  int64_t count_for_us(size_t member, size_t tensor) const {
-    if (!is_here(member)) return counts_[member][tensor];
-    return counts_[member][tensor * parts_here() + (splits_ ? at(group_.me()) : 0)];
+
+  // Where a stream's k-th chunk begins and ends.
+  size_t begin_of(int place, size_t k) const {
+    return std::min(local_[at(place)].bytes, k == 0 ? 0 : first_ + (k - 1) * step_);
+  }
+  size_t end_of(int place, size_t k) const { return std::min(local_[at(place)].bytes, first_ + k * step_); }
+
+  // Calls f(part, offset among the tensor's rows, bytes) for each part of what a member of this host sends of a tensor.
+  // An allgather has one, which is for everybody.
+  template <typename F>
+  void for_parts(int place, size_t tensor, F&& f) {
+    size_t offset = 0;
+    for (size_t part = 0; part < parts_here(); ++part) {
+      const size_t bytes = static_cast<size_t>(counts_of(place, tensor)[part]) * tensors_[tensor].row_bytes;
+      if (bytes > 0) f(static_cast<int>(part), offset, bytes);
+      offset += bytes;
+    }
+  }
+  // Whether such a part goes through the sender's stream, and whether we take it.
+  bool in_stream(int place, int part) const { return !splits_ || (at(part) != member_at(place) && is_here(part)); }
+  bool is_ours(int part) const { return !splits_ || part == group_.me(); }
+
+  // What we send of our own rows, which no other member has to be asked for.
+  void lay_out_runs() {
+    const int me = channel_.me();
+    LocalStream& stream = local_[at(me)];
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      for_parts(me, t, [&](int part, size_t offset, size_t bytes) {
+        if (!in_stream(me, part)) return;
+        stream.runs.push_back({stream.bytes, bytes, tensors_[t].input + offset});
+        stream.bytes += bytes;
+      });
+    }
+  }
+
+  // What we get of a member's rows of a tensor, and where it goes.
+  void lay_out_pieces(int place, size_t t, std::byte* output) {
+    LocalStream& stream = local_[at(place)];
+    for_parts(place, t, [&](int part, size_t offset, size_t bytes) {
+      if (place == channel_.me()) {
+        if (is_ours(part)) own_.push_back({tensors_[t].input + offset, output, bytes});
+      } else if (in_stream(place, part)) {
+        if (is_ours(part)) stream.pieces.push_back({stream.bytes, bytes, output});
+        stream.bytes += bytes;
+      }
+    });
   }
 
   // Sends a member on another host its rows of our input; of an allgather only to its host's proxy for us.
@@ -231,96 +307,68 @@ class Plan {
     }
   }
 
-  // Appends what a member of this host sends of a tensor to the others here.
-  void append_own(LocalStream& stream, int place, size_t member, size_t t, std::byte* output) {
-    const size_t row_bytes = tensors_[t].row_bytes;
-    if (!splits_) {
-      const size_t bytes = static_cast<size_t>(count_for_us(member, t)) * row_bytes;
-      if (bytes == 0) return;
-      if (place == channel_.me()) {
-        own_.push_back({tensors_[t].input, output, bytes});
-        stream.runs.push_back({stream.bytes, bytes, tensors_[t].input, -1, 0});
-      } else {
-        stream.pieces.push_back({stream.bytes, bytes, output});
-      }
-      stream.bytes += bytes;
-      return;
-    }
-    size_t skipped = 0;  // rows of this tensor before the part in question
-    for (int part = 0; part < group_.size(); ++part) {
-      const size_t bytes = static_cast<size_t>(counts_[member][t * parts_here() + at(part)]) * row_bytes;
-      const std::byte* const source = place == channel_.me() ? tensors_[t].input + skipped * row_bytes : nullptr;
-      if (at(part) == member) {
-        if (source != nullptr && bytes > 0) own_.push_back({source, output, bytes});
-      } else if (is_here(at(part)) && bytes > 0) {
-        if (source != nullptr) stream.runs.push_back({stream.bytes, bytes, source, -1, 0});
-        if (part == group_.me()) stream.pieces.push_back({stream.bytes, bytes, output});
-        stream.bytes += bytes;
-      }
-      skipped += bytes / std::max<size_t>(row_bytes, 1);
-    }
-  }
-
   const Group& group_;
   Channel& channel_;
   const std::vector<RowsTensor>& tensors_;
   const bool splits_;
   std::vector<int> remote_;
-  // By member.
-  std::vector<std::vector<int64_t>> counts_;    // here: per tensor, per part; on another host: per tensor, for us
-  std::vector<std::vector<int64_t>> outgoing_;  // counts on their way
+  std::vector<int64_t> counts_;  // of members on this host: by place, tensor and part
+  size_t rows_at_ = 0;           // where in the first chunk's buffer rows begin
+  size_t first_ = 0;             // how many bytes of a stream ride with the counts
+  // By member, of those on other hosts.
+  std::vector<std::vector<int64_t>> remote_counts_;  // by tensor, for us
+  std::vector<std::vector<int64_t>> outgoing_;       // counts on their way
   std::vector<uint64_t> sent_, received_;
   std::vector<LocalStream> local_;  // by place
   size_t longest_ = 0;
+  size_t step_ = Channel::kChunkBytes;
   std::vector<OwnRun> own_;
   size_t next_own_ = 0;
+  CopyBytes copy_to_output_ = nullptr;
 };
 
 }  // namespace
 
 Task move_rows(const Group& group, const Batch& batch) {
   Channel& channel = group.channel();
+  const int me = channel.me();
   Plan plan(group, batch);
   uint64_t s = channel.next_chunk();
   for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
-  plan.write_counts(channel.payload(channel.me(), s, plan.counts_bytes()));
-  channel.publish(s, plan.counts_bytes());
+  plan.write_counts(s);
+  for (const Run* run : plan.runs_in(0)) plan.copy_in(*run, 0, s);
+  channel.publish(s, plan.counts_bytes() + plan.chunk_bytes(me, 0));
   plan.exchange_counts();
   for (int m = 0; m < channel.size(); ++m) {
     co_await channel.published(m, s);
-    plan.read_counts(m, channel.payload(m, s, plan.counts_bytes()));
+    plan.read_counts(m, s);
   }
-  channel.finish(s);
   for (const int m : plan.remote()) co_await plan.received(m);
   plan.lay_out();
 
-  uint64_t ahead = 0;
-  for (size_t k = 0; k <= plan.steps(); ++k) {
-    if (k < plan.steps()) {
-      ahead = channel.next_chunk();
-      if (const size_t bytes = plan.chunk_bytes(channel.me(), k); bytes > 0) {
-        for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, ahead);
-        for (const Run* run : plan.runs_in(k)) {
-          if (run->from >= 0) co_await plan.there(*run, k);
-          plan.copy_in(*run, k, channel.payload(channel.me(), ahead, bytes));
-        }
-        channel.publish(ahead, bytes);
+  size_t published = 1;  // chunks
+  for (size_t k = 0; k < plan.chunks(); ++k, ++s) {
+    for (; published < plan.chunks() && published <= k + plan.lead(); ++published) {
+      const uint64_t ahead = channel.next_chunk();
+      const size_t bytes = plan.chunk_bytes(me, published);
+      if (bytes == 0) continue;
+      for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, ahead);
+      for (const Run* run : plan.runs_in(published)) {
+        if (run->from >= 0) co_await plan.there(*run, published);
+        plan.copy_in(*run, published, ahead);
       }
+      channel.publish(ahead, bytes);
     }
-    (void)plan.copy_own(Channel::kChunkBytes);
-    if (k > 0) {
-      for (int m = 0; m < channel.size(); ++m) {
-        const size_t bytes = plan.chunk_bytes(m, k - 1);
-        if (bytes == 0 || m == channel.me()) continue;
-        co_await channel.published(m, s);
-        plan.copy_out(m, k - 1, channel.payload(m, s, bytes));
-      }
-      channel.finish(s);
-      if (k < plan.steps()) co_await LetOthers{};
+    (void)plan.copy_own(plan.step());
+    for (int m = 0; m < channel.size(); ++m) {
+      if (m == me || plan.chunk_bytes(m, k) == 0) continue;
+      co_await channel.published(m, s);
+      plan.copy_out(m, k, s);
     }
-    s = ahead;
+    channel.finish(s);
+    if (k + 1 < plan.chunks()) co_await LetOthers{};
   }
-  while (plan.copy_own(Channel::kChunkBytes)) co_await LetOthers{};
+  while (plan.copy_own(plan.step())) co_await LetOthers{};
   for (const int m : plan.remote()) {
     co_await plan.received(m);
     co_await plan.sent(m);

@@ -17,6 +17,8 @@ constexpr Nanoseconds kWaiterSpin = 50'000;
 // From host to host and back takes longer than that alone. Where there are cores to spare it is worth the wait: who
 // sleeps and is woken may also come back on a core that another one uses.
 constexpr Nanoseconds kNetworkSpin = 200'000;
+// With more ranks than cores those who are waited for have to get a core first; who spins gives its own away to them.
+constexpr Nanoseconds kCrowdedSpin = 250'000;
 // The background thread competes with the training itself for a core.
 constexpr Nanoseconds kBackgroundSpin = 10'000;
 // How long a waiter spins for the role that the background thread is about to hand over.
@@ -45,7 +47,9 @@ Engine::Engine(World world, const Settings& settings, const Wiring& wiring)
       doorbells_(segment_, world_.local_rank, wiring.doorbells, counters_),
       liveness_(world_, settings_, segment_, wiring.alive_fds, doorbells_, network_.fd()),
       arenas_(wiring.arena_fds, world_.local_size, world_.local_rank),
-      spin_(!network_.empty() && available_cores() >= 2 * world_.local_size ? kNetworkSpin : kWaiterSpin),
+      spin_(segment_->crowded()                                               ? kCrowdedSpin
+            : !network_.empty() && available_cores() >= 2 * world_.local_size ? kNetworkSpin
+                                                                              : kWaiterSpin),
       crowded_(segment_->crowded()),
       sets_(world_.process_sets),
       ids_(static_cast<size_t>(segment_->cache_capacity()) + Coordinator::kUncachedIds),
@@ -224,7 +228,6 @@ bool Engine::stays_at_rest(const Liveness::Woken& woken) {
 // Moves things until the request has ended, the time is over, or (background) there is nothing to move.
 void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) {
   const bool waits = sleeper == Sleeper::kWaiter;
-  const Nanoseconds patience = waits ? spin_ : (crowded_ ? 0 : kBackgroundSpin);
   // Where there is a network a pass makes a system call anyway: one more costs little, and may let those run for whom
   // we wait.
   const bool networked = !network_.empty();
@@ -249,6 +252,8 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
     const Nanoseconds now = settings_.now();
     if (waits && now >= deadline) return;
     if (idle_since == 0) idle_since = now;
+    // The background thread spins for a batch that moves, not for names that gather while others submit them.
+    const Nanoseconds patience = waits ? spin_ : (crowded_ || executor_.idle() ? 0 : kBackgroundSpin);
     if (now - idle_since < patience) {
       if (crowded_ || networked) sched_yield();
       continue;

@@ -43,36 +43,36 @@ Block* map_block(size_t bytes) {
   return new (aligned) Block{bytes};
 }
 
-// Blocks that were freed. Never destroyed: results may be freed after everything else.
+// Blocks that were freed, the oldest first: those that are lent come before those that are our own. Never destroyed:
+// results may be freed after everything else.
 class Kept {
  public:
   // The smallest that is large enough, unless that would waste half of it.
   Block* take(size_t bytes) {
     const std::lock_guard lock(mutex_);
-    auto best = blocks_.end();
-    for (auto it = blocks_.begin(); it != blocks_.end(); ++it) {
-      const size_t mapped = (*it)->mapped;
-      if (mapped >= bytes && mapped / 2 <= bytes && (best == blocks_.end() || mapped < (*best)->mapped)) best = it;
+    size_t best = blocks_.size();
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      const size_t mapped = blocks_[i].mapped;
+      if (mapped >= bytes && mapped / 2 <= bytes && (best == blocks_.size() || mapped < blocks_[best].mapped)) best = i;
     }
-    if (best == blocks_.end()) return nullptr;
-    Block* const block = *best;
-    blocks_.erase(best);
-    bytes_ -= block->mapped;
-    return block;
+    if (best == blocks_.size()) return nullptr;
+    const Mapping block = remove(best);
+    return new (block.memory) Block{block.mapped};
   }
 
-  // Gives back the oldest ones for which there is no room any more. False: it can't be kept.
+  // False: it can't be kept.
   bool put(Block* block) {
     // In a forked child the lock may be held for ever, by a thread that is not there.
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || block->mapped > kMostKeptBytes) return false;
-    while (blocks_.size() == kMostBlocks || bytes_ + block->mapped > kMostKeptBytes) drop_oldest();
+    if (!lock || block->mapped > kMostLentBytes) return false;
     try {
-      blocks_.push_back(block);
+      blocks_.push_back({block, block->mapped});
     } catch (const std::bad_alloc&) {
       return false;
     }
-    bytes_ += block->mapped;
+    own_ += block->mapped;
+    while (own_ > kMostKeptBytes) lend_oldest();
+    while (blocks_.size() > kMostBlocks || lent_ > kMostLentBytes) drop_oldest();
     return true;
   }
 
@@ -81,17 +81,50 @@ class Kept {
     while (!blocks_.empty()) drop_oldest();
   }
 
+  KeptBytes bytes() {
+    const std::lock_guard lock(mutex_);
+    return {own_, lent_};
+  }
+
  private:
+  struct Mapping {
+    void* memory;
+    size_t mapped;  // here too: of a block that is lent the kernel may have taken the header
+  };
+
+  void lend_oldest() {
+    const Mapping block = blocks_[n_lent_];
+    own_ -= block.mapped;
+    if (madvise(block.memory, block.mapped, MADV_FREE) == 0) {
+      lent_ += block.mapped;
+      ++n_lent_;
+    } else {
+      blocks_.erase(blocks_.begin() + static_cast<ptrdiff_t>(n_lent_));
+      munmap(block.memory, block.mapped);
+    }
+  }
+
   void drop_oldest() {
-    Block* const oldest = blocks_.front();
-    blocks_.erase(blocks_.begin());
-    bytes_ -= oldest->mapped;
-    munmap(oldest, oldest->mapped);
+    const Mapping oldest = remove(0);
+    munmap(oldest.memory, oldest.mapped);
+  }
+
+  Mapping remove(size_t index) {
+    const Mapping block = blocks_[index];
+    blocks_.erase(blocks_.begin() + static_cast<ptrdiff_t>(index));
+    if (index < n_lent_) {
+      --n_lent_;
+      lent_ -= block.mapped;
+    } else {
+      own_ -= block.mapped;
+    }
+    return block;
   }
 
   std::mutex mutex_;
-  std::vector<Block*> blocks_;  // the oldest first
-  size_t bytes_ = 0;
+  std::vector<Mapping> blocks_;
+  size_t n_lent_ = 0;  // how many of them are
+  size_t own_ = 0, lent_ = 0;
 };
 
 Kept& kept() {
@@ -126,5 +159,6 @@ void free_result(void* memory) noexcept {
 }
 
 void release_kept_results() noexcept { kept().clear(); }
+KeptBytes kept_results() noexcept { return kept().bytes(); }
 
 }  // namespace hvd

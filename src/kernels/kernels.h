@@ -38,6 +38,8 @@ struct Kernels {
   const char* name;
   // As memcpy. See copy_bytes().
   void (*copy)(void* dst, const void* src, size_t bytes);
+  // The same for what nobody reads soon: it does not fetch what it overwrites, and leaves the caches to others.
+  void (*copy_past_caches)(void* dst, const void* src, size_t bytes);
   // dst[i] = src[i] * factor (integers: trunc in double, saturating). dst may equal src. Null: not supported.
   void (*scale_copy[kDTypes])(void* dst, const void* src, size_t count, double factor);
   // dst[i] = finish(sources[0][i] op sources[1][i] op ...). dst may equal any source. Null: not supported.
@@ -61,12 +63,19 @@ std::vector<const Kernels*> all_kernels();
 
 // As memcpy, for payload. glibc copies more than some KiB by `rep movsb`, which AMD's Zen 3 and 4 run three to five
 // times slower than a loop when the two addresses are not aligned alike; NumPy's arrays begin 16 bytes into a page.
+inline constexpr size_t kLittle = 2048;
 inline void copy_bytes(void* dst, const void* src, size_t bytes) {
-  constexpr size_t kLittle = 2048;
   if (bytes < kLittle) {
     std::memcpy(dst, src, bytes);
   } else {
     kernels().copy(dst, src, bytes);
+  }
+}
+inline void copy_past_caches(void* dst, const void* src, size_t bytes) {
+  if (bytes < kLittle) {
+    std::memcpy(dst, src, bytes);
+  } else {
+    kernels().copy_past_caches(dst, src, bytes);
   }
 }
 

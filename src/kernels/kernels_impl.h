@@ -87,9 +87,24 @@ inline typename Format::Wide combine(typename Format::Wide x, typename Format::W
 
 // ---- Copying --------------------------------------------------------------------------------------------------------
 
+// A store that does not fetch the line first. `to` is aligned to the vector.
+inline void store_past_caches(char* to, Vector<uint8_t> vector) {
+#if HVD_VECTOR_BYTES == 64 && defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), bits_as<__m512i>(vector));
+#elif HVD_VECTOR_BYTES == 32 && defined(__AVX__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bits_as<__m256i>(vector));
+#elif HVD_VECTOR_BYTES == 16 && defined(__SSE2__)
+  _mm_stream_si128(reinterpret_cast<__m128i*>(to), bits_as<__m128i>(vector));
+#else
+  store(to, vector);
+#endif
+}
+
+template <bool past_caches>
 inline void copy_vectors(void* dst_pointer, const void* src_pointer, size_t bytes) {
   using V = Vector<uint8_t>;
   constexpr size_t kStep = 4 * kVectorBytes;
+  constexpr auto put = past_caches ? store_past_caches : store<V>;
   char* dst = static_cast<char*>(dst_pointer);
   const char* src = static_cast<const char*>(src_pointer);
   size_t at = 0;
@@ -100,11 +115,14 @@ inline void copy_vectors(void* dst_pointer, const void* src_pointer, size_t byte
   for (; at + kStep <= bytes; at += kStep) {
     const V a = load<V>(src + at), b = load<V>(src + at + kVectorBytes);
     const V c = load<V>(src + at + 2 * kVectorBytes), d = load<V>(src + at + 3 * kVectorBytes);
-    store(dst + at, a);
-    store(dst + at + kVectorBytes, b);
-    store(dst + at + 2 * kVectorBytes, c);
-    store(dst + at + 3 * kVectorBytes, d);
+    put(dst + at, a);
+    put(dst + at + kVectorBytes, b);
+    put(dst + at + 2 * kVectorBytes, c);
+    put(dst + at + 3 * kVectorBytes, d);
   }
+#if defined(__x86_64__)
+  if (past_caches) _mm_sfence();  // such stores are in no order with those that tell of them
+#endif
   if (at < bytes) __builtin_memcpy(dst + at, src + at, bytes - at);
 }
 
@@ -161,7 +179,7 @@ inline void fold_sources(char* dst, const char* const* sources, int n_sources, s
   if (n_sources == 1) {
     const char* source = sources[0];
     if (end.is_identity()) {
-      if (dst != source && bytes > 0) copy_vectors(dst, source, bytes);
+      if (dst != source && bytes > 0) copy_vectors<false>(dst, source, bytes);
       return;
     }
     for (size_t at = 0; at < whole; at += kVectorBytes) Format::store(dst + at, end(Format::load(source + at)));
@@ -292,7 +310,8 @@ constexpr void add_floating(Kernels& table, hvd_dtype dtype) {
 constexpr Kernels make_table(const char* name) {
   Kernels table{};
   table.name = name;
-  table.copy = copy_vectors;
+  table.copy = copy_vectors<false>;
+  table.copy_past_caches = copy_vectors<true>;
   add_integer<uint8_t>(table, HVD_UINT8);
   add_integer<int8_t>(table, HVD_INT8);
   add_integer<uint16_t>(table, HVD_UINT16);

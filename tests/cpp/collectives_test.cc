@@ -59,6 +59,36 @@ TEST_CASE("allgather: rows of all ranks in their order, also none, also many chu
   }
 }
 
+TEST_CASE("allgathers that are started together, so many that their counts take more than a line") {
+  for (const HostOf& hosts : kLayouts) {
+    const RankGroup group(hosts);
+    const int size = group.size();
+    on_all_ranks(group, {}, [size](int rank, Engine& engine) {
+      constexpr int kTensors = 40;
+      std::vector<std::vector<float>> data;
+      std::vector<std::shared_ptr<Request>> requests;
+      for (int step = 0; step < 2; ++step) {  // by messages, then by the cache
+        data.clear();
+        requests.clear();
+        for (int t = 0; t < kTensors; ++t) {
+          data.emplace_back(static_cast<size_t>((rank + t) % 3 * 1000), static_cast<float>(rank + t));
+          requests.push_back(rows_request(HVD_ALLGATHER, "g" + std::to_string(t), data.back(), 1));
+        }
+        for (const auto& request : requests) engine.submit(request);
+        for (int t = 0; t < kTensors; ++t) {
+          const Request& request = *requests[static_cast<size_t>(t)];
+          REQUIRE(engine.wait(requests[static_cast<size_t>(t)], kPatience) == HVD_OK);
+          std::vector<float> expected;
+          for (int r = 0; r < size; ++r) {
+            expected.insert(expected.end(), static_cast<size_t>((r + t) % 3 * 1000), static_cast<float>(r + t));
+          }
+          CHECK(result_of(request) == expected);
+        }
+      }
+    });
+  }
+}
+
 TEST_CASE("alltoall: each part reaches its rank, equal and unequal parts") {
   for (const HostOf& hosts : kLayouts) {
     const RankGroup group(hosts);

@@ -143,8 +143,12 @@ TEST_CASE("copying copies all bytes and no others, however the two ends are alig
       }
     }
   };
-  for (const Kernels* table : hvd::all_kernels()) check(table->copy, table->name);
+  for (const Kernels* table : hvd::all_kernels()) {
+    check(table->copy, table->name);
+    check(table->copy_past_caches, table->name);
+  }
   check(hvd::copy_bytes, "copy_bytes");
+  check(hvd::copy_past_caches, "copy_past_caches");
 }
 
 TEST_CASE("a table has exactly what is supported") {
