@@ -11,20 +11,6 @@
 using namespace hvd;
 using namespace hvd::testing;
 
-namespace {
-
-// Runs a request that may as well be refused at once. Returns its status and puts the text into its error.
-hvd_status try_to_run(Engine& engine, const std::shared_ptr<Request>& request) {
-  try {
-    return engine.run(request, kPatience);
-  } catch (const Error& error) {
-    request->error = error.what();
-    return error.status;
-  }
-}
-
-}  // namespace
-
 TEST_CASE("after shutdown in the middle of an operation nothing touches the caller's memory any more") {
   constexpr size_t kRows = 8 << 20;
   for (const int leaver : {0, 1}) {

@@ -273,6 +273,16 @@ std::shared_ptr<Request> sum_request(const std::string& name, std::vector<T>& da
 inline constexpr int64_t kSecond = 1'000'000'000;
 inline constexpr int64_t kPatience = 30 * kSecond;
 
+// Runs a request that may as well be refused at once. Returns its status and puts the text into its error.
+inline hvd_status try_to_run(Engine& engine, const std::shared_ptr<Request>& request) {
+  try {
+    return engine.run(request, kPatience);
+  } catch (const Error& error) {
+    request->error = error.what();
+    return error.status;
+  }
+}
+
 // Runs body(rank, engine) on a thread per rank.
 template <typename Body>
 void on_all_ranks(const RankGroup& group, const Settings& settings, Body body) {

@@ -37,16 +37,6 @@ uint64_t entries_during(const Engine& engine, Body body) {
   return engine.counters().log_entries.get() - before;
 }
 
-// Runs a request that may as well be refused at once. Returns its status and puts the text into its error.
-hvd_status try_to_run(Engine& engine, const std::shared_ptr<Request>& request) {
-  try {
-    return engine.run(request, kPatience);
-  } catch (const Error& error) {
-    request->error = error.what();
-    return error.status;
-  }
-}
-
 std::shared_ptr<Request> join_request() {
   auto request = std::make_shared<Request>();
   request->key = {0, kJoinName};
