@@ -35,13 +35,10 @@ void Engine::apply(const Stand& entry) {
   if (entry.id >= ids_.size() || !ids_[entry.id].live || ids_[entry.id].order != 0 || orders_.contains(entry.order))
     throw BadMessage("the log lets id " + std::to_string(entry.id) + " stand");
   const std::lock_guard lock(mutex_);
-  const int32_t set = ids_[entry.id].key.set;
-  const std::vector<int>& ranks = sets_[static_cast<size_t>(set)];
+  const std::vector<int>& ranks = sets_[static_cast<size_t>(ids_[entry.id].key.set)];
   if (!std::binary_search(ranks.begin(), ranks.end(), world_.rank)) return;
   ids_[entry.id].order = entry.order;
-  StandingOrder& order = orders_[entry.order];
-  order.set = set;
-  order.last_round = settings_.now();
+  orders_[entry.order].last_round = settings_.now();
   for (const int rank : ranks) {
     if (Link* const link = network_.link(rank)) link->boxes().open(entry.order);
   }

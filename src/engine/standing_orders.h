@@ -51,7 +51,6 @@ struct StandingOrder {
   static constexpr Nanoseconds kIdle = 60'000'000'000;
   static constexpr Nanoseconds kMostPatience = 5'000'000'000;
 
-  int32_t set = 0;
   uint64_t rounds = 0;         // that were given to the executor
   Nanoseconds last_round = 0;  // when that was
   int unwanted = 0;            // rounds in a row for which nobody waited

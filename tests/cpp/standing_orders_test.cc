@@ -16,6 +16,19 @@ namespace {
 
 constexpr int kEnough = 20;  // rounds, until an order stands
 
+// Runs the body on ranks that stop after a stall of a second. Nobody leaves before the others have heard.
+template <typename Body>
+void on_ranks_that_stall(const RankGroup& group, Body body) {
+  Settings settings;
+  settings.stall_warning = 0;
+  settings.stall_shutdown = 1;
+  std::atomic<int> ended{0};
+  on_all_ranks(group, settings, [&](int rank, Engine& engine) {
+    body(rank, engine);
+    for (++ended; ended < group.size();) std::this_thread::yield();
+  });
+}
+
 // So many blocking sums of a name; their results are checked.
 void reduce(Engine& engine, const std::string& name, int rounds, size_t count = 10, int set = 0) {
   const std::vector<int> ranks = engine.ranks_of(set);
@@ -276,12 +289,7 @@ TEST_CASE("who waits under an order for a rank that has left hears of it, and ge
 }
 
 TEST_CASE("a stall under an order is told by the coordinator, with who is missing") {
-  const RankGroup group({1, 1, 1});
-  Settings settings;
-  settings.stall_warning = 0;
-  settings.stall_shutdown = 1;
-  std::atomic<int> ended{0};
-  on_all_ranks(group, settings, [&](int rank, Engine& engine) {
+  on_ranks_that_stall(RankGroup({1, 1, 1}), [](int rank, Engine& engine) {
     reduce(engine, "x", kEnough);
     std::vector<int64_t> data(10, 1);
     const auto request = sum_request("x", data);
@@ -290,24 +298,16 @@ TEST_CASE("a stall under an order is told by the coordinator, with who is missin
       CHECK_MESSAGE(request->error.find("tensor 'x' waits for rank 1 for ") != std::string::npos, request->error);
       CHECK_MESSAGE(request->error.find("submitted by ranks 0, 2") != std::string::npos, request->error);
     }
-    // Nobody leaves before the others have heard.
-    for (++ended; ended < 3;) std::this_thread::yield();
   });
 }
 
 TEST_CASE("a job that stops for another reason fails what waits under an order") {
-  const RankGroup group({1, 1});
-  Settings settings;
-  settings.stall_warning = 0;
-  settings.stall_shutdown = 1;
-  std::atomic<int> ended{0};
-  on_all_ranks(group, settings, [&](int rank, Engine& engine) {
+  on_ranks_that_stall(RankGroup({1, 1}), [](int rank, Engine& engine) {
     reduce(engine, "x", kEnough);
     reduce(engine, "y", kEnough);
     // Each waits for what the other one does not submit.
     std::vector<int64_t> data(10, 1);
     const auto request = sum_request(rank == 0 ? "x" : "y", data);
     CHECK(engine.run(request, kPatience) == HVD_STALLED);
-    for (++ended; ended < 2;) std::this_thread::yield();
   });
 }
