@@ -1,5 +1,6 @@
 """What the sweeps run over, and what NumPy says the results are. A new dtype or size is one entry here."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,12 @@ def start(size: int) -> list[ProcessSet]:
 
 def values(dtype: Any, shape: int | tuple[int, ...], rank: int, seed: int = 0) -> Array:
     """A rank's input: any rank can make any other's."""
+    return _drawn(dtype, shape, rank, seed).copy()
+
+
+# Sweeps ask for the same ones with one operation after another.
+@functools.lru_cache(maxsize=32)
+def _drawn(dtype: Any, shape: int | tuple[int, ...], rank: int, seed: int) -> Array:
     generator = np.random.default_rng([seed, rank, int(np.prod(shape))])
     kind = np.dtype(dtype)
     if kind == np.bool_:
@@ -154,8 +161,8 @@ def _finished(total: Array, factor: float, divisor: int, dtype: "np.dtype[Any]")
         return total.astype(dtype)
     if dtype.kind in "iu":
         if factor == 1.0:
-            wide = total.astype(object)
-            return np.asarray((abs(wide) // divisor) * np.sign(wide)).astype(dtype)
+            rounded_down = total // dtype.type(divisor)
+            return np.asarray(rounded_down + ((total < 0) & (total % dtype.type(divisor) != 0))).astype(dtype)
         return _saturated(np.trunc(total.astype(np.float64) * factor / divisor), dtype)
     if dtype.kind == "c":
         result = np.empty_like(total)

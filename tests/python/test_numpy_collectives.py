@@ -1,6 +1,7 @@
 """Allreduce, broadcast and barrier: every dtype, sizes around every threshold, process sets; one group per sweep."""
 
 import hashlib
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -29,45 +30,65 @@ RANKS = [1, 2, 3, 4, 7]
 SWEEP_SECONDS = 240
 
 
-def allreduce_case(
-    digest: "hashlib._Hash", members: ProcessSet, dtype: Any, shape: Any, *, op: int, name: str, scale: float = 1.0
-) -> None:
-    assert members.ranks is not None
-    inputs = [values(dtype, shape, rank) for rank in members.ranks]
-    own = inputs[members.ranks.index(hvd.rank())].copy()
-    result = hvd.allreduce(
-        own, op=op, name=name, prescale_factor=scale, postscale_factor=1 / scale, process_set=members
-    )
-    want = expected(inputs, op, scale, 1 / scale, ranks=members.ranks)
-    what = f"allreduce {np.dtype(dtype).name} {shape} op {op} scale {scale} of ranks {members.ranks}"
-    check(result, want, what)
-    assert np.array_equal(own, inputs[members.ranks.index(hvd.rank())]), f"{what}: changed its input"
-    if members is hvd.global_process_set:
-        digest.update(result.tobytes())
+# Of all results, by the ranks that should have the same ones.
+Digests = dict[tuple[int, ...], str]
 
 
-def sweep_allreduce(size: int) -> str:
-    """Every dtype, size, op and set; returns a digest of all results of the global set."""
-    digest = hashlib.sha256()
+class Reductions:
+    """Cases of allreduce, whose results one member compares with NumPy's and all members compare with each other's."""
+
+    def __init__(self) -> None:
+        self._cases: Counter[tuple[int, ...]] = Counter()
+        self._digests: dict[tuple[int, ...], hashlib._Hash] = {}
+
+    def check(self, members: ProcessSet, dtype: Any, shape: Any, *, op: int, name: str, scale: float = 1.0) -> None:
+        ranks = tuple(members.ranks or ())
+        own = values(dtype, shape, hvd.rank())
+        result = hvd.allreduce(
+            own, op=op, name=name, prescale_factor=scale, postscale_factor=1 / scale, process_set=members
+        )
+        what = f"allreduce {np.dtype(dtype).name} {shape} op {op} scale {scale} of ranks {list(ranks)}"
+        assert np.array_equal(own, values(dtype, shape, hvd.rank())), f"{what}: changed its input"
+        self._digests.setdefault(ranks, hashlib.sha256()).update(result.tobytes())
+        self._cases[ranks] += 1
+        if ranks[self._cases[ranks] % len(ranks)] == hvd.rank():
+            inputs = [values(dtype, shape, rank) for rank in ranks]
+            check(result, expected(inputs, op, scale, 1 / scale, ranks=ranks), what)
+
+    def digests(self) -> Digests:
+        return {ranks: digest.hexdigest() for ranks, digest in self._digests.items()}
+
+
+def sweep_allreduce(size: int) -> Digests:
+    """Every dtype, size, op and set."""
+    reductions = Reductions()
     for members in start(size):
         for dtype in REDUCED:
             width = np.dtype(dtype).itemsize
-            for count in sizes_for(dtype) if dtype in MAIN else (1, 1001, CHUNK_BYTES // width + 1):
-                for op in ops_for(dtype):
-                    allreduce_case(digest, members, dtype, count, op=op, name=f"{np.dtype(dtype).name}.{count}.{op}")
+            ops = ops_for(dtype)
+            for i, count in enumerate(sizes_for(dtype) if dtype in MAIN else (1, 1001, CHUNK_BYTES // width + 1)):
+                # All of them in the global set; in the others one for each size, in turn.
+                for op in ops if members is hvd.global_process_set else [ops[i % len(ops)]]:
+                    reductions.check(members, dtype, count, op=op, name=f"{np.dtype(dtype).name}.{count}.{op}")
             for count in (0, 5, 30, 5000) if dtype is not np.bool_ else ():
-                allreduce_case(digest, members, dtype, count, op=hvd.Sum, name="scaled", scale=0.5)
-                allreduce_case(digest, members, dtype, count, op=hvd.Average, name="scaled average", scale=3.0)
+                reductions.check(members, dtype, count, op=hvd.Sum, name="scaled", scale=0.5)
+                reductions.check(members, dtype, count, op=hvd.Average, name="scaled average", scale=3.0)
             for nbytes in LARGE_BYTES if members is hvd.global_process_set and dtype in MAIN else ():
-                allreduce_case(digest, members, dtype, nbytes // width, op=hvd.Sum, name="large")
+                reductions.check(members, dtype, nbytes // width, op=hvd.Sum, name="large")
     hvd.barrier()  # a rank that ends shuts the others down, who may still be busy in their sets
-    return digest.hexdigest()
+    return reductions.digests()
+
+
+def check_same_bits(by_rank: list[Digests]) -> None:
+    for rank, digests in enumerate(by_rank):
+        assert all(rank in ranks for ranks in digests)
+        for ranks, digest in digests.items():
+            assert digest == by_rank[ranks[0]][ranks], f"ranks {rank} and {ranks[0]} of {ranks}: not the same bits"
 
 
 @pytest.mark.parametrize("size", RANKS)
 def test_allreduce(size: int) -> None:
-    digests = run_ranks(size, sweep_allreduce, size, timeout=SWEEP_SECONDS)
-    assert len(set(digests)) == 1, "not the same bits on all ranks"
+    check_same_bits(run_ranks(size, sweep_allreduce, size, timeout=SWEEP_SECONDS))
 
 
 def sweep_broadcast(size: int) -> None:
@@ -92,14 +113,14 @@ def test_broadcast(size: int) -> None:
     run_ranks(size, sweep_broadcast, size, timeout=SWEEP_SECONDS)
 
 
-def forms(size: int) -> None:
+def forms(size: int) -> Digests:
     """Shapes, layouts and ways to call that the sweep does not have."""
     hvd.init()
     rank = hvd.rank()
-    digest = hashlib.sha256()
+    reductions = Reductions()
     for shape in ((), (0,), (1, 0, 3), (2, 3), (4, 1, 5, 2)):
         for dtype in REDUCED:
-            allreduce_case(digest, hvd.global_process_set, dtype, shape, op=hvd.Sum, name=f"shape{shape}")
+            reductions.check(hvd.global_process_set, dtype, shape, op=hvd.Sum, name=f"shape{shape}")
     # Python's own numbers and lists.
     assert hvd.allreduce(2, op=hvd.Sum).item() == 2 * size
     assert hvd.allreduce([1.0, 2.0]).tolist() == [1.0, 2.0]
@@ -137,11 +158,12 @@ def forms(size: int) -> None:
     # The deprecated spelling.
     with pytest.warns(DeprecationWarning):
         assert hvd.allreduce([1.0], average=False).tolist() == [size]
+    return reductions.digests()
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_forms(size: int) -> None:
-    run_ranks(size, forms, size, env={"PYTHONWARNINGS": "default"})
+    check_same_bits(run_ranks(size, forms, size, env={"PYTHONWARNINGS": "default"}))
 
 
 def integer_averages(size: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ranks import run_ranks
-from sweeps import CHUNK_BYTES, REDUCED, SUMS, check, expected, ops_for, own_rows, start, values
+from sweeps import CHUNK_BYTES, MAIN, REDUCED, SUMS, check, expected, ops_for, own_rows, start, values
 
 import horovod.numpy as hvd
 
@@ -23,8 +23,8 @@ def scatter_case(members: Any, dtype: Any, shape: tuple[int, ...], op: int, scal
     result = hvd.reducescatter(
         own, name=name, op=op, process_set=members, prescale_factor=scale, postscale_factor=1 / scale
     )
-    total = expected(inputs, op, scale, 1 / scale, ranks=members.ranks)
-    check(result, own_rows(total, members.rank(), len(members.ranks)), what)
+    parts = [own_rows(array, members.rank(), len(members.ranks)) for array in inputs]
+    check(result, expected(parts, op, scale, 1 / scale, ranks=members.ranks), what)
     check(own, inputs[members.rank()], what + ": the input")
 
 
@@ -34,7 +34,7 @@ def sweep(size: int) -> None:
         for dtype in REDUCED:
             for op in [op for op in SUMS if op in ops_for(dtype)]:
                 for rows in (0, 1, count - 1, count, count + 1, 2 * count, 5 * count - 1):
-                    for tail in ((), (3,), (2, 5), (0,)):
+                    for tail in ((), (3,), (2, 5), (0,)) if dtype in MAIN else ((3,),):
                         scatter_case(members, dtype, (rows, *tail), op)
                 scatter_case(members, dtype, (1001, 7), op)
                 if dtype is not np.bool_:
