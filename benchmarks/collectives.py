@@ -1,8 +1,8 @@
 """One collective, on buffers that rotate: what a rank does for it.
 
-There are as many buffers as it takes for all of them together to exceed the last cache twice, at least two. (Tiny ones
-can't: their number is limited.) A buffer is checked and rewritten right after its iteration, so that all others have
-been through the cache before its next turn.
+There are as many buffers as it takes for all of them together to have the wanted size, which should exceed the last
+cache twice; at least two. (Tiny ones can't: their number is limited.) A buffer is checked and rewritten right after its
+iteration, so that all others have been through the cache before its next turn.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,6 @@ import numpy as np
 from peers import Array, Peer, Unsupported
 from subject import ALLGATHER, ALLTOALL, BROADCAST, REDUCESCATTER, Subject
 
-_FOOTPRINT_BYTES = 64 << 20
 _MOST_BUFFERS = 4096
 _LEAST_BUFFERS = 2
 _OF_ROOT = 5
@@ -23,14 +22,14 @@ class Collective:
 
     gated = True
 
-    def __init__(self, subject: Subject, rank: int, peers: dict[str, Peer]) -> None:
+    def __init__(self, subject: Subject, rank: int, peers: dict[str, Peer], footprint: int) -> None:
         """Makes buffers of the first peer's memory for all peers; a peer with memory of its own gets others."""
         self._kind = subject.kind
         ranks = subject.ranks
         dtype = element_type(subject.dtype)
         row = ranks * dtype.itemsize  # whole rows, so that every rank's part is as large
         elements = -(-subject.bytes // row) * ranks if self._splits() else max(1, subject.bytes // dtype.itemsize)
-        self._buffers = min(_MOST_BUFFERS, max(_LEAST_BUFFERS, -(-_FOOTPRINT_BYTES // (elements * dtype.itemsize))))
+        self._buffers = min(_MOST_BUFFERS, max(_LEAST_BUFFERS, -(-footprint // (elements * dtype.itemsize))))
         part = elements // ranks
         inputs = part if self._kind == ALLGATHER else elements
         outputs = {ALLGATHER: elements, ALLTOALL: elements, REDUCESCATTER: part}.get(self._kind)

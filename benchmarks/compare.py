@@ -19,10 +19,11 @@ _LONG = 0.5  # seconds
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How long to measure: rounds of each way, and seconds that a round should take."""
+    """How long to measure, and on how much memory."""
 
-    rounds: int
-    seconds: float
+    rounds: int  # of each way
+    seconds: float  # that a round should take
+    footprint: int  # bytes that a way's buffers take together, so that caches do not flatter
 
 
 def compare(stadium: Stadium, subject: Subject, ways: Sequence[str], effort: Effort) -> list[Record]:
@@ -30,7 +31,7 @@ def compare(stadium: Stadium, subject: Subject, ways: Sequence[str], effort: Eff
     players: list[tuple[Team, str]] = []
     for team in stadium.teams:
         own = [way for way in ways if way in team.ways]
-        if own and team.prepare(subject, own):
+        if own and team.prepare(subject, own, effort.footprint):
             players += [(team, way) for way in own]
     players.sort(key=lambda player: ways.index(player[1]))
     iterations = {}

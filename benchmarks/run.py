@@ -67,7 +67,8 @@ class Run:
     def __init__(self, args: argparse.Namespace, results: Results) -> None:
         """Takes the arguments of the command."""
         self._quick: bool = args.quick
-        self.effort = Effort(args.rounds or (3 if args.quick else 8), args.seconds or (0.04 if args.quick else 0.15))
+        rounds, seconds = (3, 0.04) if args.quick else (8, 0.15)
+        self.effort = Effort(args.rounds or rounds, args.seconds or seconds, args.footprint)
         self._wait_seconds: float = args.wait or (1.0 if args.quick else 10.0)
         self._sizes: list[int] | None = args.sizes
         self.results = results
@@ -178,6 +179,12 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--sizes", type=_size, nargs="+", help="of collectives, like 4 64K 256M")
     parser.add_argument("--rounds", type=int, help="alternating rounds of each way")
     parser.add_argument("--seconds", type=float, help="how long a round should take")
+    parser.add_argument(
+        "--footprint",
+        type=_size,
+        default="64M",
+        help="all buffers of a way together; should be twice the last cache (%(default)s)",
+    )
     parser.add_argument("--wait", type=float, help="seconds by which the slow rank is late")
     parser.add_argument("--name", help="of the result files")
     parser.add_argument("--output", type=Path, default=_HERE / "results")

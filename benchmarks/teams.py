@@ -41,7 +41,6 @@ _HERE = Path(__file__).resolve().parent
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 180.0
 _STOP_SECONDS = 10.0
-_LIMIT_FOOTPRINT = 64 << 20
 
 
 class TeamFailed(Exception):
@@ -55,8 +54,8 @@ class Team(Protocol):
     ways: tuple[str, ...]
     cpu: float  # seconds of processor time of a rank and iteration in the last run; nan where it is not known
 
-    def prepare(self, subject: Subject, ways: Sequence[str]) -> bool:
-        """Gets ready to run a subject in some ways; False if the team can't."""
+    def prepare(self, subject: Subject, ways: Sequence[str], footprint: int) -> bool:
+        """Gets ready to run a subject in some ways, on so many bytes each; False if the team can't."""
 
     def run(self, way: str, iterations: int) -> Seconds:
         """Runs so many iterations and returns the seconds of each."""
@@ -125,9 +124,10 @@ class RankTeam:
             answers.append(answer)
         return answers
 
-    def prepare(self, subject: Subject, ways: Sequence[str]) -> bool:
+    def prepare(self, subject: Subject, ways: Sequence[str], footprint: int) -> bool:
         """See Team."""
-        answers = self.ask({"do": "prepare", "subject": subject.to_message(), "ways": list(ways)})
+        question = {"do": "prepare", "subject": subject.to_message(), "ways": list(ways), "footprint": footprint}
+        answers = self.ask(question)
         return not any("unsupported" in answer for answer in answers)
 
     def run(self, way: str, iterations: int) -> Seconds:
@@ -175,11 +175,12 @@ class LimitTeam:
         )
         self._subject: Subject | None = None
         self._way = ""
+        self._footprint = 0
 
-    def prepare(self, subject: Subject, ways: Sequence[str]) -> bool:
+    def prepare(self, subject: Subject, ways: Sequence[str], footprint: int) -> bool:
         """See Team: memory is taken when a way is run first."""
         del ways
-        self._subject, self._way = subject, ""
+        self._subject, self._way, self._footprint = subject, "", footprint
         return subject.kind == ALLREDUCE and subject.dtype == "float32"
 
     def run(self, way: str, iterations: int) -> Seconds:
@@ -187,7 +188,7 @@ class LimitTeam:
         assert self._subject is not None
         if way != self._way:  # rewriting all of it before each round is as good as rotating
             size = max(4, self._subject.bytes)
-            buffers = min(4096, max(2, -(-_LIMIT_FOOTPRINT // size)))
+            buffers = min(4096, max(2, -(-self._footprint // size)))
             self._ask(f"{'memcpy' if way == MEMCPY else 'allreduce'} {size} {buffers}")
             self._way = way
         return np.asarray([int(text) * 1e-9 for text in self._ask(f"run {iterations}").split()])

@@ -6,6 +6,7 @@ It is started by horovodrun or by an mpiexec. Ranks of MPI have NumPy and mpi4py
 imported as needed.
 """
 
+import gc
 import sys
 import traceback
 from collections.abc import Callable
@@ -49,7 +50,8 @@ class Rank:
         """Does what was asked."""
         match question["do"]:
             case "prepare":
-                return self._prepare(Subject.from_message(question["subject"]), question["ways"])
+                subject = Subject.from_message(question["subject"])
+                return self._prepare(subject, question["ways"], question["footprint"])
             case "run":
                 return self._run(question["way"], question["iterations"])
             case "drop":
@@ -69,11 +71,11 @@ class Rank:
         for peer in reversed(self._peers.values()):
             peer.close()
 
-    def _prepare(self, subject: Subject, ways: list[str]) -> Message:
+    def _prepare(self, subject: Subject, ways: list[str], footprint: int) -> Message:
         self._iteration = 0
         if subject.kind in COLLECTIVES:
             try:
-                self._actions = Collective(subject, self.number, {way: self._peers[way] for way in ways})
+                self._actions = Collective(subject, self.number, {way: self._peers[way] for way in ways}, footprint)
             except Unsupported as reason:
                 return {"unsupported": str(reason)}
         elif subject.kind == TOGETHER:
@@ -129,6 +131,7 @@ def main() -> None:
     """Answers questions."""
     kind, team, director, scratch = sys.argv[1:]
     rank = _join(kind, team, Path(scratch))
+    gc.freeze()  # what frameworks have made stays: to look through it before each round takes longer than the round
     line = call_director(director, team, rank.number)
     while (question := line.hear()) is not None:
         try:

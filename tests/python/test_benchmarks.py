@@ -35,7 +35,8 @@ def run_benchmarks(*arguments: str) -> "subprocess.CompletedProcess[str]":
 @needs_torch
 @needs_bench
 def test_the_quick_benchmark_fills_every_row(tmp_path: Path) -> None:
-    short = ("--quick", "--rounds", "1", "--seconds", "0.001", "--name", "smoke", "--output", str(tmp_path))
+    effort = ("--quick", "--rounds", "1", "--seconds", "0.001", "--footprint", "256K")
+    short = (*effort, "--name", "smoke", "--output", str(tmp_path))
     ended = run_benchmarks(*short, "--ranks", "2", "--ranks-per-host", "1", "--wait", "0.2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results = json.loads((tmp_path / "smoke.json").read_text())
