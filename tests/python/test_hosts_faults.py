@@ -1,7 +1,10 @@
 """Whatever goes wrong while several hosts meet, nobody waits for ever, and all are told the same."""
 
+import contextlib
 import os
+import random
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -304,12 +307,14 @@ def by_rank_0(port: str) -> dict[str, str]:
 
 
 def free_port(address: str = "127.0.0.1") -> str:
-    import socket
-
+    """A port that stays free: none of those that the kernel gives to whoever asks for any."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as sock:
-        sock.bind((address, 0))
-        return str(sock.getsockname()[1])
+    first_of_the_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(first_of_the_kernel // 2, first_of_the_kernel)
+        with socket.socket(family) as sock, contextlib.suppress(OSError):
+            sock.bind((address, port))
+            return str(port)
 
 
 def meets_twice() -> tuple[str, str]:
@@ -338,8 +343,6 @@ def test_the_network_interface_may_be_chosen() -> None:
 
 
 def test_a_port_in_use_is_named() -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
