@@ -50,11 +50,11 @@ class Trays {
     if (bytes <= kInlineBytes) return head(member, tray, letter).payload;
     return segment_->tray(tray, members_[static_cast<size_t>(member)]) + letter % 2 * kMostBytes;
   }
+  // To be awaited of every other member.
   Until published(int member, int tray, uint64_t letter) const {
-    const auto m = static_cast<size_t>(member);
-    return {{&head(member, tray, letter).number, letter, ranks_[m], interest::published(members_[m])}};
+    return {{&head(member, tray, letter).number, letter, ranks_[static_cast<size_t>(member)], interests_}};
   }
-  // Our own, of which the payload is there.
+  // Our own, of which the payload is there. Wakes those who sleep if it is the last: they have no use for one before.
   void publish(int tray, uint64_t letter, size_t bytes);
 
  private:
@@ -68,6 +68,7 @@ class Trays {
   const std::vector<int> members_, ranks_;
   const int me_;
   std::vector<Head*> heads_;  // by member
+  uint64_t interests_ = 0;    // of who waits for any of the others
 };
 
 }  // namespace hvd
