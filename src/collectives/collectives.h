@@ -15,8 +15,14 @@ Task allreduce(Channel& channel, const Batch& batch, PeerArenas& arenas);
 Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring);
 // As a gather of allreduce_between_hosts, where this member is alone on its host.
 Task allreduce_alone_on_host(const Group& group, const Batch& batch);
-// The round-th allreduce of a standing order; every member is alone on its host.
-Task allreduce_by_letters(const Group& group, const Batch& batch, uint64_t order, uint64_t round);
+// One round of a standing order.
+struct OrderRound {
+  uint64_t order = 0;   // 0: none
+  uint64_t number = 0;  // 1, 2, ...
+  int tray = -1;        // where members share a host; else -1
+  uint64_t letter = 0;  // its number there
+};
+Task allreduce_by_letters(const Group& group, const Batch& batch, const OrderRound& round);
 Task adasum(const Group& group, const Batch& batch);
 Task broadcast(Channel& channel, const Batch& batch);
 Task broadcast_between_hosts(const Group& group, const Batch& batch);

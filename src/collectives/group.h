@@ -13,6 +13,7 @@
 #include "engine/world.h"
 #include "transport/channel.h"
 #include "transport/network.h"
+#include "transport/trays.h"
 
 namespace hvd {
 
@@ -34,9 +35,10 @@ class Stream {
 
 class Group {
  public:
-  // The channel has the members on this host, of which we are one.
-  Group(const World& world, int set, const std::vector<int>& ranks, std::unique_ptr<Channel> channel, Network& network)
-      : set_(set), channel_(std::move(channel)), network_(network), ranks_(ranks) {
+  // The channel and the trays are those of the members on this host, of which we are one.
+  Group(const World& world, int set, const std::vector<int>& ranks, std::unique_ptr<Channel> channel,
+        std::unique_ptr<Trays> trays, Network& network)
+      : set_(set), channel_(std::move(channel)), trays_(std::move(trays)), network_(network), ranks_(ranks) {
     for (const int host : world.hosts_of(ranks)) {
       if (host == world.host) host_ = static_cast<int>(hosts_.size());
       hosts_.emplace_back();
@@ -48,6 +50,7 @@ class Group {
   }
 
   Channel& channel() const { return *channel_; }
+  Trays& trays() const { return *trays_; }
   int size() const { return static_cast<int>(ranks_.size()); }
   int me() const { return me_; }
   int hosts() const { return static_cast<int>(hosts_.size()); }
@@ -59,12 +62,13 @@ class Group {
   // The stream with a member on another host.
   Stream stream(int member) const { return {*network_.link(ranks_[static_cast<size_t>(member)]), set_}; }
   Stream stream(int host, int place) const { return stream(members(host)[static_cast<size_t>(place)]); }
-  // The connection with place 0 of another host.
-  Link& link(int host) const { return *network_.link(ranks_[static_cast<size_t>(members(host)[0])]); }
+  // The connection with a member on another host; null for those on ours.
+  Link* link(int member) const { return network_.link(ranks_[static_cast<size_t>(member)]); }
 
  private:
   const int set_;
   std::unique_ptr<Channel> channel_;
+  std::unique_ptr<Trays> trays_;
   Network& network_;
   const std::vector<int> ranks_;
   std::vector<std::vector<int>> hosts_;

@@ -40,6 +40,7 @@
 #ifndef HOROVOD_ENGINE_COORDINATOR_H_
 #define HOROVOD_ENGINE_COORDINATOR_H_
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -53,6 +54,7 @@
 #include "engine/host_messages.h"
 #include "engine/hosts.h"
 #include "engine/world.h"
+#include "transport/trays.h"
 
 namespace hvd {
 
@@ -115,7 +117,14 @@ class Coordinator final : private HostDesk::Listener {
   struct EndingOrder {  // evicted, but not all members have read that
     Key key;
     Meta meta;
+    size_t expected = 0;              // members of the set, which may have been removed since
     std::map<int, uint64_t> members;  // who has, and its number of rounds
+  };
+
+  struct Tray {            // transport/trays.h
+    uint64_t order = 0;    // that has it; 0: it is free
+    uint64_t letters = 0;  // that were ever written there
+    size_t members = 0;    // that have not vacated it
   };
 
   struct Queue {
@@ -145,8 +154,12 @@ class Coordinator final : private HostDesk::Listener {
   void take(int rank, const Closed& message);
   void take(int rank, const Revoke& message);
   void take(int rank, const Ended& message);
+  void take(int rank, const Vacated& message);
   void consider_order(uint32_t id, bool alone_and_wanted);
   bool may_stand(uint32_t id) const;
+  bool shares_hosts(int set) const;
+  uint64_t longest_letter(int set) const;
+  int free_tray() const;
   void end_order(Name& name);
   void end_all_orders();
   void join(int rank);
@@ -194,6 +207,7 @@ class Coordinator final : private HostDesk::Listener {
   std::map<uint64_t, uint32_t> orders_;            // those that stand, and their ids
   std::map<uint64_t, EndingOrder> ending_orders_;
   uint64_t last_order_ = 0;
+  std::array<Tray, Trays::kTrays> trays_;
   std::vector<Queue> queues_;
   size_t ready_count_ = 0;
   uint64_t use_clock_ = 0;

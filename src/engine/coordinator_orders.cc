@@ -9,8 +9,13 @@ namespace {
 
 // So many times in a row a name must have been run alone, with somebody waiting for it.
 constexpr int kRounds = 8;
-// Everybody sends to everybody: that is quick while hosts are few and payloads small.
-constexpr size_t kMostHosts = 8;
+// Everybody sends to everybody, and folds what all have sent: that is quick while members are few and payloads small.
+constexpr size_t kMostMembers = 8;
+// On one host: where each member has a core of its own, and where not. There agreement costs as much as many bytes.
+constexpr uint64_t kSharedBytes = 32 << 10;
+constexpr uint64_t kCrowdedSharedBytes = Trays::kMostBytes;
+// Of several members on several hosts: each host's values go over the cable once for each pair of members.
+constexpr uint64_t kMixedBytes = 4 << 10;
 // So many orders stand at a time; names beyond that are agreed on as ever.
 constexpr size_t kMostOrders = 256;
 
@@ -23,24 +28,49 @@ void Coordinator::consider_order(uint32_t id, bool alone_and_wanted) {
   if (name.alone < kRounds || !may_stand(id)) return;
   name.order = ++last_order_;
   orders_[name.order] = id;
-  append(Stand{name.order, id});
+  Stand stand{name.order, id};
+  if (shares_hosts(name.key.set)) {
+    stand.tray = free_tray();
+    Tray& tray = trays_[static_cast<size_t>(stand.tray)];
+    tray.order = name.order;
+    tray.members = sets_[static_cast<size_t>(name.key.set)].size();
+    stand.letters = tray.letters;
+  }
+  append(stand);
 }
 
 bool Coordinator::may_stand(uint32_t id) const {
   const Name& name = names_[id];
-  const size_t hosts = hosts_of_set_[static_cast<size_t>(name.key.set)].size();
-  const bool each_alone = sets_[static_cast<size_t>(name.key.set)].size() == hosts;
-  const bool few =
-      hosts >= 2 && hosts <= kMostHosts && name.bytes > 0 && name.bytes * (hosts - 1) <= LetterBoxes::kMostBytes;
-  const bool sums = name.meta.op == HVD_ALLREDUCE && name.meta.reduce_op != HVD_ADASUM && !settings_.allreduce_ring;
-  return cached(id) && each_alone && few && sums && joined_.empty() && orders_.size() < kMostOrders && name.order == 0;
+  const size_t members = sets_[static_cast<size_t>(name.key.set)].size();
+  const bool small = name.bytes > 0 && name.bytes <= longest_letter(name.key.set);
+  const bool few = members >= 2 && members <= kMostMembers && orders_.size() < kMostOrders;
+  const bool one_host = hosts_of_set_[static_cast<size_t>(name.key.set)].size() == 1;
+  const bool sums =
+      name.meta.op == HVD_ALLREDUCE && name.meta.reduce_op != HVD_ADASUM && (one_host || !settings_.allreduce_ring);
+  return cached(id) && name.order == 0 && sums && small && few && joined_.empty() &&
+         (!shares_hosts(name.key.set) || free_tray() >= 0);
+}
+
+bool Coordinator::shares_hosts(int set) const {
+  return sets_[static_cast<size_t>(set)].size() > hosts_of_set_[static_cast<size_t>(set)].size();
+}
+
+uint64_t Coordinator::longest_letter(int set) const {
+  const size_t hosts = hosts_of_set_[static_cast<size_t>(set)].size();
+  if (hosts == 1) return segment_->crowded() ? kCrowdedSharedBytes : kSharedBytes;
+  return shares_hosts(set) ? kMixedBytes : LetterBoxes::kMostBytes / (hosts - 1);
+}
+
+int Coordinator::free_tray() const {
+  const auto found = std::find_if(trays_.begin(), trays_.end(), [](const Tray& tray) { return tray.order == 0; });
+  return found == trays_.end() ? -1 : static_cast<int>(found - trays_.begin());
 }
 
 // The id is being withdrawn, and the order with it.
 void Coordinator::end_order(Name& name) {
   if (name.order == 0) return;
   orders_.erase(name.order);
-  ending_orders_[name.order] = {name.key, name.meta, {}};
+  ending_orders_[name.order] = {name.key, name.meta, sets_[static_cast<size_t>(name.key.set)].size(), {}};
   name.order = 0;
 }
 
@@ -59,19 +89,30 @@ void Coordinator::take(int rank, const Ended& message) {
   if (found == ending_orders_.end() || !found->second.members.insert({rank, message.rounds}).second) {
     throw BadMessage(world_.describe(rank) + " has ended standing order " + std::to_string(message.order));
   }
-  // A removed set is not among sets_ any more: one answer comes from each host that had a member.
   EndingOrder& ending = found->second;
-  if (ending.members.size() < hosts_of_set_[static_cast<size_t>(ending.key.set)].size()) return;
+  if (ending.members.size() < ending.expected) return;
   const EndingOrder whole = std::move(ending);
   ending_orders_.erase(found);
   uint64_t least = message.rounds;
   for (const auto& [member, rounds] : whole.members) least = std::min(least, rounds);
   append(Settle{message.order, least});
+  for (Tray& tray : trays_) {
+    if (tray.order == message.order) tray.letters += least + 1;  // one of them perhaps in vain
+  }
   for (const auto& [member, rounds] : whole.members) {
     if (rounds > least + 1) throw BadMessage(world_.describe(member) + " was two rounds ahead of the others");
     if (rounds > least) take(member, Submit{whole.key, whole.meta, true});
   }
   if (!joined_.empty()) end_join();
+}
+
+void Coordinator::take(int rank, const Vacated& message) {
+  const auto tray = std::find_if(trays_.begin(), trays_.end(),
+                                 [&](const Tray& each) { return each.order == message.order && each.order != 0; });
+  if (tray == trays_.end() || orders_.contains(message.order) || ending_orders_.contains(message.order)) {
+    throw BadMessage(world_.describe(rank) + " vacates the tray of standing order " + std::to_string(message.order));
+  }
+  if (--tray->members == 0) tray->order = 0;
 }
 
 }  // namespace hvd

@@ -157,6 +157,7 @@ class Engine {
   bool look_after_peers();
 
   // Standing orders (engine_orders.cc).
+  void send_letters(std::unique_lock<std::mutex>& lock);
   bool start_rounds();
   void end_order(uint64_t number);
   void take_back(uint64_t number);
@@ -230,6 +231,7 @@ class Engine {
   std::unique_ptr<Delegate> delegate_;        // where the coordinator is on another host, and we speak for ours
   std::map<uint64_t, StandingOrder> orders_;  // of which this rank is a member, by number
   uint64_t order_looks_ = 0;
+  bool submitter_drives_ = false;             // for one pass, to send letters
   std::vector<int> closing_sets_;             // removed, but a batch of theirs still runs here
   std::vector<bool> known_gone_;              // by rank
   uint64_t seen_departures_ = 0;              // of other hosts' ranks, as the segment has them

@@ -5,43 +5,67 @@
 
 namespace hvd {
 
-// With mutex_ held. Only the driver may send; where we are about to be the driver, nobody is armed.
+// With mutex_ held. Only the driver may send. Where there is none, who submits is about to take the role.
 void Engine::submit_to_order(const std::shared_ptr<Request>& request, uint64_t order) {
   counters_.requests_by_bit.add();
   counters_.requests_standing.add();
   request->order = order;
   for_orders_.push_back(request);
   for_orders_wait_ = true;
-  doorbells_.ring(world_.local_rank, interest::kSubmitted);
+  if (role_taken_) doorbells_.ring(world_.local_rank, interest::kSubmitted);
+}
+
+// With mutex_ held, after something was submitted under an order by who does not wait for it: if nobody drives, sends
+// it from here. To wake the background thread for it would cost more.
+void Engine::send_letters(std::unique_lock<std::mutex>& lock) {
+  if (role_taken_ || stopping_) return;
+  role_taken_ = true;
+  lock.unlock();
+  doorbells_.disarm();
+  submitter_drives_ = true;
+  progress();
+  submitter_drives_ = false;
+  lock.lock();
+  release_role(Sleeper::kWaiter);
 }
 
 bool Engine::start_rounds() {
   if (!for_orders_wait_) return false;
   const std::lock_guard lock(mutex_);
   for_orders_wait_ = false;
-  for (std::shared_ptr<Request>& request : for_orders_) {
-    if (request->status.load() != HVD_PENDING) continue;  // failed before we came to it
+  std::erase_if(for_orders_, [this](const std::shared_ptr<Request>& request) {
+    if (request->status.load() != HVD_PENDING) return true;  // failed before we came to it
     StandingOrder& order = orders_.at(request->order);
+    if (order.no_memory) return false;  // its Evict is on its way
     order.last_round = settings_.now();
     request->logged = true;
-    const uint64_t number = request->order;
-    executor_.add_to_order(number, ++order.rounds, std::move(request));
-  }
-  for_orders_.clear();
+    ++order.rounds;
+    executor_.add_to_order({request->order, order.rounds, order.tray, order.letters + order.rounds}, request);
+    return true;
+  });
   return true;
 }
 
 void Engine::apply(const Stand& entry) {
-  if (entry.id >= ids_.size() || !ids_[entry.id].live || ids_[entry.id].order != 0 || orders_.contains(entry.order))
+  if (entry.id >= ids_.size() || !ids_[entry.id].live || ids_[entry.id].order != 0 || orders_.contains(entry.order) ||
+      entry.tray >= Trays::kTrays || (entry.tray >= 0 && ids_[entry.id].meta.bytes() > Trays::kMostBytes))
     throw BadMessage("the log lets id " + std::to_string(entry.id) + " stand");
   const std::lock_guard lock(mutex_);
   const std::vector<int>& ranks = sets_[static_cast<size_t>(ids_[entry.id].key.set)];
   if (!std::binary_search(ranks.begin(), ranks.end(), world_.rank)) return;
+  const bool shares_host = members_here(ids_[entry.id].key.set) > 1;
+  if (shares_host && entry.tray < 0) throw BadMessage("a standing order without a tray");
   ids_[entry.id].order = entry.order;
-  orders_[entry.order].last_round = settings_.now();
+  StandingOrder& order = orders_[entry.order];
+  order.last_round = settings_.now();
+  order.tray = entry.tray;
+  order.letters = entry.letters;
+  order.looks_for_idle = ranks.front() == world_.rank;
   for (const int rank : ranks) {
     if (Link* const link = network_.link(rank)) link->boxes().open(entry.order);
   }
+  order.no_memory = shares_host && !segment_->reserve_tray(entry.tray, world_.local_rank, ids_[entry.id].meta.bytes());
+  if (order.no_memory) revoke(entry.order, order);
 }
 
 // With mutex_ held: its Evict has been read.
@@ -89,7 +113,11 @@ void Engine::close_order(uint64_t number) {
   for (int r = 0; r < world_.size; ++r) {
     if (Link* const link = network_.link(r)) link->boxes().close(number);
   }
+  const bool has_tray = found->second.tray >= 0;
   orders_.erase(found);
+  if (!has_tray) return;
+  const std::lock_guard lock(mutex_);
+  send(Vacated{number}, false);
 }
 
 // A round has ended well.
@@ -97,15 +125,23 @@ void Engine::round_ended(uint64_t number, bool wanted) {
   const auto found = orders_.find(number);
   if (found == orders_.end()) return;
   StandingOrder& order = found->second;
-  order.unwanted = wanted ? 0 : order.unwanted + 1;
-  if (order.unwanted >= StandingOrder::kUnwanted) revoke(number, order);
+  // One that ends while it is submitted leaves no time for anybody to wait for it.
+  if (wanted) {
+    order.unwanted = 0;
+  } else if (!submitter_drives_) {
+    ++order.unwanted;
+  }
+  if (order.unwanted >= StandingOrder::kUnwanted) {
+    const std::lock_guard lock(mutex_);
+    revoke(number, order);
+  }
   close_order(number);
 }
 
+// With mutex_ held.
 void Engine::revoke(uint64_t number, StandingOrder& order) {
   if (order.revoking || order.ended) return;
   order.revoking = true;
-  const std::lock_guard lock(mutex_);
   send(Revoke{number}, true);
 }
 
@@ -116,8 +152,10 @@ void Engine::look_after_orders() {
   for (auto& [number, order] : orders_) {
     const Nanoseconds age = now - order.last_round;
     const bool waits = patience > 0 && age >= patience && executor_.has_round(number);
-    const bool idle = world_.is_coordinator() && age >= StandingOrder::kIdle && !executor_.has_round(number);
-    if (waits || idle) revoke(number, order);
+    const bool idle = order.looks_for_idle && age >= StandingOrder::kIdle && !executor_.has_round(number);
+    if (!waits && !idle) continue;
+    const std::lock_guard lock(mutex_);
+    revoke(number, order);
   }
 }
 

@@ -4,10 +4,11 @@
 namespace hvd {
 
 void Engine::submit(const std::shared_ptr<Request>& request, bool will_wait) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   validate(*request);
   request->wanted = will_wait;
   submit_locked(request);
+  if (request->order != 0) send_letters(lock);
 }
 
 void Engine::submit_locked(const std::shared_ptr<Request>& request) {

@@ -5,8 +5,6 @@
 #include <iterator>
 #include <numeric>
 
-#include "collectives/collectives.h"
-
 namespace hvd {
 namespace {
 
@@ -65,7 +63,8 @@ void Executor::add_set(int set, const std::vector<int>& ranks) {
     const auto me = static_cast<int>(std::find(here.begin(), here.end(), world_.rank) - here.begin());
     segment_->reserve_channel(set, world_.local_rank);
     auto channel = std::make_unique<Channel>(segment_, doorbells_, counters_, set, std::move(members), here, me);
-    lane.group = std::make_unique<Group>(world_, set, ranks, std::move(channel), network_);
+    auto trays = std::make_unique<Trays>(segment_, doorbells_, counters_, channel->members(), here, me);
+    lane.group = std::make_unique<Group>(world_, set, ranks, std::move(channel), std::move(trays), network_);
   }
   lanes_[static_cast<size_t>(set)] = std::move(lane);
 }
@@ -73,7 +72,7 @@ void Executor::add_set(int set, const std::vector<int>& ranks) {
 Task Executor::start(const Job& job) {
   const Group& group = *lanes_[static_cast<size_t>(job.set)].group;
   const Batch& batch = job.batch;
-  if (job.order != 0) return allreduce_by_letters(group, batch, job.order, job.round);
+  if (job.round.order != 0) return allreduce_by_letters(group, batch, job.round);
   Channel& channel = group.channel();
   const bool one_host = group.hosts() == 1;
   switch (batch.op) {
@@ -99,14 +98,13 @@ void Executor::add(int set, Requests requests) {
   lanes_[static_cast<size_t>(set)].queue.push_back(make_job(set, std::move(requests)));
 }
 
-void Executor::add_to_order(uint64_t order, uint64_t round, std::shared_ptr<Request> request) {
+void Executor::add_to_order(const OrderRound& round, std::shared_ptr<Request> request) {
   const int set = request->key.set;
   Requests one;
   one.push_back(std::move(request));
   std::unique_ptr<Job> job = make_job(set, std::move(one));
-  job->order = order;
   job->round = round;
-  rounds_[order] = std::move(job);
+  rounds_[round.order] = std::move(job);
 }
 
 std::shared_ptr<Request> Executor::withdraw(uint64_t order) {
@@ -229,9 +227,13 @@ bool Executor::can_move() const {
 
 uint64_t Executor::interests() const {
   uint64_t all = 0;
+  const auto add = [&all](const Job& job) {
+    if (job.started) all |= job.task.wait().interests;
+  };
   for (const Lane& lane : lanes_) {
-    if (!lane.queue.empty() && lane.queue.front()->started) all |= lane.queue.front()->task.wait().interests;
+    if (!lane.queue.empty()) add(*lane.queue.front());
   }
+  for (const auto& [order, job] : rounds_) add(*job);
   return all;
 }
 

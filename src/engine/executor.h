@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "collectives/batch.h"
+#include "collectives/collectives.h"
 #include "collectives/group.h"
 #include "collectives/task.h"
 #include "engine/request.h"
@@ -40,7 +41,7 @@ class Executor {
   // Queues a batch; requests are in the order of the log, all of one set and class.
   void add(int set, Requests requests);
   // Starts a round of a standing order, of which no other one runs.
-  void add_to_order(uint64_t order, uint64_t round, std::shared_ptr<Request> request);
+  void add_to_order(const OrderRound& round, std::shared_ptr<Request> request);
   bool has_round(uint64_t order) const { return rounds_.contains(order); }
   // Gives up that round; null if there is none.
   std::shared_ptr<Request> withdraw(uint64_t order);
@@ -64,7 +65,7 @@ class Executor {
     Task task;
     bool started = false;
     int set = 0;
-    uint64_t order = 0, round = 0;  // 0: a batch of the log
+    OrderRound round;  // none: a batch of the log
   };
   struct Lane {
     std::unique_ptr<Group> group;  // null where this rank is not a member

@@ -5,7 +5,7 @@
 namespace hvd {
 namespace {
 
-enum class MessageTag : uint8_t { kSubmit = 1, kWant = 2, kClosed = 3, kRevoke = 4, kEnded = 5 };
+enum class MessageTag : uint8_t { kSubmit = 1, kWant = 2, kClosed = 3, kRevoke = 4, kEnded = 5, kVacated = 6 };
 enum class EntryTag : uint8_t {
   kDefine = 1,
   kRun = 2,
@@ -46,6 +46,10 @@ Bytes encode(const ToCoordinator& message) {
                         w.number(MessageTag::kEnded);
                         w.number(m.order);
                         w.number(m.rounds);
+                      },
+                      [&](const Vacated& m) {
+                        w.number(MessageTag::kVacated);
+                        w.number(m.order);
                       }},
              message);
   return w.take();
@@ -98,6 +102,8 @@ Bytes encode(const LogEntry& entry) {
                         w.number(EntryTag::kStand);
                         w.number(e.order);
                         w.number(e.id);
+                        w.number(e.tray);
+                        w.number(e.letters);
                       },
                       [&](const Settle& e) {
                         w.number(EntryTag::kSettle);
@@ -130,6 +136,8 @@ ToCoordinator decode_to_coordinator(BytesView bytes) {
       m.rounds = r.number<uint64_t>();
       return r.finish(m);
     }
+    case MessageTag::kVacated:
+      return r.finish(Vacated{r.number<uint64_t>()});
   }
   throw BadMessage("unknown kind");
 }
@@ -180,6 +188,8 @@ LogEntry decode_log_entry(BytesView bytes) {
       Stand e;
       e.order = r.number<uint64_t>();
       e.id = r.number<uint32_t>();
+      e.tray = r.number<int32_t>();
+      e.letters = r.number<uint64_t>();
       return r.finish(e);
     }
     case EntryTag::kSettle: {

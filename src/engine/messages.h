@@ -48,7 +48,11 @@ struct Ended {
   uint64_t order = 0;
   uint64_t rounds = 0;
 };
-using ToCoordinator = std::variant<Submit, Want, Closed, Revoke, Ended>;
+// A rank neither reads nor writes letters of a settled order any more: its tray may be used again.
+struct Vacated {
+  uint64_t order = 0;
+};
+using ToCoordinator = std::variant<Submit, Want, Closed, Revoke, Ended, Vacated>;
 
 // ---- The log ----
 
@@ -92,6 +96,8 @@ struct JoinEnd {
 struct Stand {
   uint64_t order = 0;
   uint32_t id = 0;
+  int32_t tray = -1;     // of members that share a host (transport/trays.h); -1: there are none
+  uint64_t letters = 0;  // that were written in this tray before
 };
 // The rounds of an order that has ended which all members have taken part in, and which therefore count.
 struct Settle {

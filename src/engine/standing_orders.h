@@ -1,16 +1,19 @@
-// Standing orders: small allreduces between hosts in one trip.
+// Standing orders: small allreduces without agreement.
 //
-// Agreement costs two trips, "ready" and the log, before the data make theirs. For a name that is reduced again and
-// again, alone, while somebody waits for it, the answer is known beforehand. So the coordinator says it once, for all
-// rounds to come: from then on each member sends its values to all others as soon as it has them, in a letter
-// (transport/letter_boxes.h), and a round is complete for a member when the letters of all others are there. No ready,
-// no log. Different names need no order among each other, since letters say to which order they belong.
+// Agreement costs two waits, for "ready" and for the log, before the data cost theirs: each of them a trip between
+// hosts, and among ranks that share cores a turn on the processor. For a name that is reduced again and again, alone,
+// while somebody waits for it, the answer is known beforehand. So the coordinator says it once, for all rounds to come:
+// from then on each member sends its values to all others as soon as it has them, in a *letter*, and a round is
+// complete for a member when the letters of all others are there. No ready, no log. Letters to other hosts go over the
+// network, to boxes that have the order's number (transport/letter_boxes.h); for those on its own host a member leaves
+// one in shared memory, in the order's tray (transport/trays.h). So different names need no order among each other.
 //
-//   Stand{order, id}       in the log, just before the Run of the round that is agreed on as usual. Orders have numbers
+//   Stand{order, id, tray} in the log, just before the Run of the round that is agreed on as usual. Orders have numbers
 //                          of their own, each used once.
 //   Evict{id}              ends the order. Who reads it answers Ended{order, rounds}, the number of rounds for which it
 //                          has sent its letter or is about to, and sends no more.
 //   Settle{order, rounds}  when all have answered: the least of these numbers.
+//   Vacated{order}         the answer to that of who is done with the last of these rounds, if the order has a tray.
 //
 // What keeps it safe
 //
@@ -18,23 +21,29 @@
 //   read Stand, since a sum needs the values of all. (So a name without bytes never stands.) All therefore agree which
 //   round is the order's first, and a box is open before its first letter can come.
 //   Rounds. A name is pending once at most, and a member ends round k only with everybody's k-th letter. So the numbers
-//   of rounds differ by one at most, and a box never holds more than two letters of one sender.
+//   of rounds differ by one at most, and a box never holds more than two letters of one sender. Nor does a tray: who
+//   writes letter k + 2 has everybody's letter k + 1, and who has written that has read all that it reads of letters k.
 //   End. Let n be the least number in all the answers. Nobody has ended round n + 1, because one member never sent its
 //   letter; and round n ends everywhere, because everybody has. A member that had sent its letter for n + 1 has that
 //   operation pending, and takes it back when it reads Settle; by its Ended the coordinator counts it as a full request
 //   for the name from that moment on. So a mismatch, a stall, a joined rank or a removed process set is then found,
 //   told and answered in the one way that there is.
-//   Join. A rank that joins ends all orders, none begins while anybody has joined, and join ends only when all have
-//   been settled: what was pending counts by then.
-//   Loss. An operation under an order is a batch of its own in the executor, with the same checks for peers that are
-//   gone. When the job fails for another reason it is failed like one that was never logged.
-//   Same bits. Members fold in the order of ranks, as always.
+//   Trays. After Settle a member may still read letters of round n. When it has ended that round, and taken back a
+//   later one, it neither reads nor writes letters of this order again, and says Vacated. When all members have, nobody
+//   does, and the tray may be another order's. Letters of a tray are numbered on from order to order, so that one which
+//   was taken back is never taken for another. Join. A rank that joins ends all orders, none begins while anybody has
+//   joined, and join ends only when all have been settled: what was pending counts by then. Loss. An operation under an
+//   order is a batch of its own in the executor, with the same checks for peers that are gone: what such a one has sent
+//   is used, also from its tray, which stays mapped; a wait for more ends with an error. When the job fails for another
+//   reason it is failed like one that was never logged. Memory. The flags of all trays exist from the beginning; that
+//   for a member's letters is made sure of when it reads Stand. If there is none it asks to end the order, and sends no
+//   letter of it. Same bits. Members fold in the order of ranks on each host, and then in that of hosts, as always.
 //
 // When an order stands: see Coordinator::may_stand. It ends by whatever evicts the name: another signature, a full
 // cache, a joined rank, a removed set; and when a member asks for it (Revoke), because
 //   - its operation has waited for so long that it may become a stall, which only the coordinator can tell,
 //   - kUnwanted times in a row nobody waited for it: then fusion with others is worth more, or
-//   - it was not used for kIdle (the coordinator's rank asks): others may want its place.
+//   - it was not used for kIdle (its first member asks): others may want its place.
 // Each of these takes long, or many rounds, and so does the way back: a name does not go to and fro.
 #ifndef HOROVOD_ENGINE_STANDING_ORDERS_H_
 #define HOROVOD_ENGINE_STANDING_ORDERS_H_
@@ -51,12 +60,16 @@ struct StandingOrder {
   static constexpr Nanoseconds kIdle = 60'000'000'000;
   static constexpr Nanoseconds kMostPatience = 5'000'000'000;
 
-  uint64_t rounds = 0;         // that were given to the executor
-  Nanoseconds last_round = 0;  // when that was
-  int unwanted = 0;            // rounds in a row for which nobody waited
-  bool revoking = false;       // we have asked to end it
-  bool ended = false;          // its Evict has been read
-  bool settled = false;        // and its Settle, but a round still runs here
+  int tray = -1;                // where the letters of those on one host lie
+  uint64_t letters = 0;         // that were written there before
+  bool looks_for_idle = false;  // we are its first member
+  bool no_memory = false;       // for our letters: we hold back what is submitted until it ends
+  uint64_t rounds = 0;          // that were given to the executor
+  Nanoseconds last_round = 0;   // when that was
+  int unwanted = 0;             // rounds in a row for which nobody waited
+  bool revoking = false;        // we have asked to end it
+  bool ended = false;           // its Evict has been read
+  bool settled = false;         // and its Settle, but a round still runs here
 };
 
 // How long an operation may wait under an order, before the coordinator must know of it; 0: for ever.

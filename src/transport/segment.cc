@@ -13,12 +13,13 @@
 #include "transport/channel.h"
 #include "transport/errors.h"
 #include "transport/reserve.h"
+#include "transport/trays.h"
 
 namespace hvd {
 namespace {
 
 constexpr uint64_t kMagic = 0x31444F564F524F48;  // "HOROVOD1"
-constexpr uint64_t kVersion = 2;
+constexpr uint64_t kVersion = 3;
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -42,7 +43,7 @@ struct Segment::Header {
 
 struct Segment::Layout {
   size_t ranks, departures, slots, slot_stride, coordinator, ready, ready_cells, requests, request_stride, log,
-      channels, channel_stride, total;
+      tray_heads, channels, channel_stride, trays, tray_stride, total;
 
   Layout(int local_size, int size, int cache_capacity) {
     const auto n = static_cast<size_t>(local_size);
@@ -64,9 +65,12 @@ struct Segment::Layout {
     request_stride = sizeof(ByteRingLines) + kRequestRingBytes;
     requests = place(n * request_stride, kLine);
     log = place(sizeof(ByteRingLines) + kLogBytes, kLine);
+    tray_heads = place(n * Trays::kHeadBytesPerRank, kPage);
     channels = round_up(end, kPage);
     channel_stride = Channel::kBytesPerRank * n;
-    total = channels + kMaxSets * channel_stride;
+    trays = channels + kMaxSets * channel_stride;
+    tray_stride = Trays::kBytesPerRank * n;
+    total = trays + Trays::kTrays * tray_stride;
   }
 };
 
@@ -83,7 +87,8 @@ int Segment::create(int local_size, int size, int cache_capacity, uint64_t gener
     if (ftruncate(fd, static_cast<off_t>(layout.total)) != 0) {
       throw SystemError("can't size the shared-memory segment to " + std::to_string(layout.total) + " bytes");
     }
-    // Reserve what every job uses. The file is otherwise sparse: the channels of unused sets cost nothing.
+    // Reserve what every job uses. The file is otherwise sparse: the channels of unused sets and unused trays cost
+    // nothing.
     if (const int code = reserve(fd, 0, layout.channels); code != 0) {
       throw SystemError("no memory for the shared-memory segment of " + std::to_string(layout.channels) + " bytes",
                         code);
@@ -194,6 +199,21 @@ void Segment::reserve_channel(int set, int local_rank) const {
                           std::to_string(Channel::kBytesPerRank) + " bytes)",
                       code);
   }
+}
+
+std::byte* Segment::tray_heads(int local_rank) const {
+  return base_ + layout_->tray_heads + static_cast<size_t>(local_rank) * Trays::kHeadBytesPerRank;
+}
+
+std::byte* Segment::tray(int tray, int local_rank) const {
+  return base_ + layout_->trays + static_cast<size_t>(tray) * layout_->tray_stride +
+         static_cast<size_t>(local_rank) * Trays::kBytesPerRank;
+}
+
+bool Segment::reserve_tray(int tray, int local_rank, size_t bytes) const {
+  if (bytes <= Trays::kInlineBytes) return true;
+  const auto offset = static_cast<size_t>(this->tray(tray, local_rank) - base_);
+  return reserve(fd_, offset, bytes) == 0 && reserve(fd_, offset + Trays::kMostBytes, bytes) == 0;
 }
 
 }  // namespace hvd

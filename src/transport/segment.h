@@ -10,7 +10,9 @@
 //   ready ring        ids that are complete on this host, in the order in which they became so
 //   request rings     per local rank: full requests on their way to the coordinator
 //   log               what the coordinator decided, read by every rank
+//   tray heads        per local rank: flags and tiny letters of standing orders (see transport/trays.h)
 //   channels          per process set: flags and chunk buffers of the collectives (see transport/channel.h)
+//   trays             per standing order: the larger letters
 //
 // Rules that keep it safe:
 //   - Every word that two ranks touch is a Flag: a lock-free atomic, accessed with sequential consistency. (Waking
@@ -127,6 +129,11 @@ class Segment {
   std::byte* channel(int set, int local_rank) const;
   // Makes sure that memory for that part exists, so that touching it can't raise SIGBUS. Throws SystemError.
   void reserve_channel(int set, int local_rank) const;
+  // The heads of a local rank's letters in all trays, and the first of its larger ones in one tray.
+  std::byte* tray_heads(int local_rank) const;
+  std::byte* tray(int tray, int local_rank) const;
+  // Makes sure of memory for two letters of this many bytes there. False: there is none.
+  bool reserve_tray(int tray, int local_rank, size_t bytes) const;
   int fd() const { return fd_; }
 
  private:

@@ -33,16 +33,19 @@ inline std::vector<Bytes> some_log() {
           encode(LogEntry(RemoveSet{4})),
           encode(LogEntry(RemoveEnd{4})),
           encode(LogEntry(JoinEnd{6})),
-          encode(LogEntry(Stand{1LL << 33, 5})),
+          encode(LogEntry(Stand{1LL << 33, 5, 3, 1LL << 35})),
           encode(LogEntry(Settle{1LL << 33, 1LL << 34}))};
 }
 
 inline std::vector<Bytes> some_requests() {
   const Key key{1, "x"};
   const Meta meta = some_meta();
-  return {encode(ToCoordinator(Submit{key, meta, true})), encode(ToCoordinator(Want{key})),
-          encode(ToCoordinator(Closed{5})), encode(ToCoordinator(Revoke{7})),
-          encode(ToCoordinator(Ended{7, 1LL << 34}))};
+  return {encode(ToCoordinator(Submit{key, meta, true})),
+          encode(ToCoordinator(Want{key})),
+          encode(ToCoordinator(Closed{5})),
+          encode(ToCoordinator(Revoke{7})),
+          encode(ToCoordinator(Ended{7, 1LL << 34})),
+          encode(ToCoordinator(Vacated{7}))};
 }
 
 inline std::vector<Bytes> some_from_host() {

@@ -4,7 +4,9 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <bit>
 #include <cmath>
+#include <random>
 #include <thread>
 
 #include "rank_group.h"
@@ -15,6 +17,12 @@ using namespace hvd::testing;
 namespace {
 
 constexpr int kEnough = 20;  // rounds, until an order stands
+
+// Members that are alone on their hosts, that share one, and both.
+const std::vector<HostOf> kLayoutsOfOrders = {hosts_with({1, 1}), hosts_with({1, 1, 1}), HostOf{{0, 2, 1, 3}},
+                                              hosts_with({2}),    hosts_with({4}),       hosts_with({2, 2}),
+                                              hosts_with({3, 1}), HostOf{{0, 1, 0, 1}}};
+const std::vector<std::vector<int>> kTwoRanks = {{1, 1}, {2}}, kThreeRanks = {{1, 1, 1}, {3}, {2, 1}};
 
 // Runs the body on ranks that stop after a stall of a second. Nobody leaves before the others have heard.
 template <typename Body>
@@ -69,11 +77,10 @@ std::shared_ptr<Request> change_sets(hvd_op op, const std::vector<int64_t>& rank
 }  // namespace
 
 TEST_CASE("an allreduce that is repeated alone needs no log and no control messages any more") {
-  const std::vector<HostOf> layouts = {hosts_with({1, 1}), hosts_with({1, 1, 1}), HostOf{{0, 2, 1, 3}}};
-  for (const HostOf& hosts : layouts) {
+  for (const HostOf& hosts : kLayoutsOfOrders) {
     const RankGroup group(hosts);
     on_all_ranks(group, {}, [](int, Engine& engine) {
-      for (const size_t count : {size_t{1}, size_t{2000}}) {
+      for (const size_t count : {size_t{1}, size_t{400}}) {
         const std::string name = "x" + std::to_string(count);
         reduce(engine, name, kEnough, count);
         const uint64_t records = engine.counters().control_records.get();
@@ -92,9 +99,12 @@ TEST_CASE("what an order can't do better is agreed on as ever") {
     size_t count;
     bool ring;
   };
-  const std::vector<Case> cases = {{"two ranks on a host", {2, 1}, 10, false},
-                                   {"no bytes", {1, 1}, 0, false},
+  const std::vector<Case> cases = {{"no bytes", {1, 1}, 0, false},
+                                   {"no bytes, one host", {2}, 0, false},
                                    {"too many bytes", {1, 1}, LetterBoxes::kMostBytes / 8 + 1, false},
+                                   {"too many bytes for a tray", {2}, Trays::kMostBytes / 8 + 1, false},
+                                   {"too many bytes for each pair on a cable", {2, 1}, 5000, false},
+                                   {"too many members", {9}, 10, false},
                                    {"the ring folds in another order", {1, 1, 1}, 10, true}};
   for (const Case& each : cases) {
     CAPTURE(each.what);
@@ -109,43 +119,102 @@ TEST_CASE("what an order can't do better is agreed on as ever") {
 }
 
 TEST_CASE("the bits are the same with and without an order") {
-  const RankGroup group({1, 1, 1});
-  on_all_ranks(group, {}, [](int rank, Engine& engine) {
-    for (const hvd_reduce_op op : {HVD_SUM, HVD_AVERAGE, HVD_MAX}) {
-      std::vector<float> first;
-      for (int round = 0; round < 2 * kEnough; ++round) {
-        std::vector<float> data;
-        for (int i = 0; i < 1000; ++i) data.push_back(std::sin(static_cast<float>(i * 3 + rank)) * std::exp2(i % 40));
-        auto request = sum_request("x" + std::to_string(op), data);
-        request->meta.reduce_op = op;
-        request->meta.prescale = 0.3;
-        request->meta.postscale = 1.7;
-        REQUIRE(engine.run(request, kPatience) == HVD_OK);
-        if (round == 0) first = data;
-        CHECK(data == first);
+  for (const HostOf& hosts : kLayoutsOfOrders) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [](int rank, Engine& engine) {
+      std::mt19937 random(static_cast<unsigned>(rank));
+      for (const hvd_dtype dtype : {HVD_FLOAT32, HVD_BFLOAT16}) {
+        for (const hvd_reduce_op op : {HVD_SUM, HVD_AVERAGE, HVD_MAX}) {
+          // Numbers whose sum depends on the order in which they are added, and on how often that is rounded.
+          std::vector<float> values;
+          for (int i = 0; i < 900; ++i) values.push_back(std::ldexp(random() % 65536 - 32768.f, i % 16));
+          const bool half = dtype == HVD_BFLOAT16;
+          std::vector<float> first;
+          const uint64_t standing = engine.counters().requests_standing.get();
+          for (int round = 0; round < 2 * kEnough; ++round) {
+            std::vector<float> data = values;
+            for (size_t i = 0; half && i < data.size(); ++i)
+              data[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(values[i]) & 0xffff0000);
+            auto request = sum_request("x" + std::to_string(dtype) + std::to_string(op), data);
+            std::vector<uint16_t> halves;
+            if (half) {
+              for (const float value : data)
+                halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
+              request->input = request->output = halves.data();
+            }
+            request->meta.dtype = dtype;
+            request->meta.reduce_op = op;
+            if (op != HVD_SUM) {
+              request->meta.prescale = 0.3;
+              request->meta.postscale = 1.7;
+            }
+            REQUIRE(engine.run(request, kPatience) == HVD_OK);
+            for (size_t i = 0; i < halves.size(); ++i)
+              data[i] = std::bit_cast<float>(static_cast<uint32_t>(halves[i]) << 16);
+            if (round == 0) first = data;
+            REQUIRE(data == first);
+          }
+          CHECK(engine.counters().requests_standing.get() - standing >= kEnough);
+        }
       }
+    });
+  }
+}
+
+TEST_CASE("where there are more names than trays, the others are agreed on; trays are used again") {
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{2}, {2, 1}}) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [](int, Engine& engine) {
+      constexpr int kNames = Trays::kTrays + 4;
+      for (int time = 0; time < 4; ++time) {
+        // Another size each time: that ends the orders of the last one, on whose trays the new ones' letters then lie.
+        const auto count = static_cast<size_t>(1 + 40 * (time % 2));
+        for (int name = 0; name < kNames; ++name) reduce(engine, "x" + std::to_string(name), kEnough, count);
+        const uint64_t standing = engine.counters().requests_standing.get();
+        for (int round = 0; round < 10; ++round) {
+          for (int name = 0; name < kNames; ++name) reduce(engine, "x" + std::to_string(name), 1, count);
+        }
+        CHECK(engine.counters().requests_standing.get() - standing == 10 * Trays::kTrays);
+      }
+    });
+  }
+}
+
+TEST_CASE("who sleeps under an order is woken by the last letter") {
+  const RankGroup group(3);
+  on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+    reduce(engine, "x", kEnough);
+    const uint64_t rung = engine.counters().doorbells.get();
+    for (int round = 0; round < 3; ++round) {
+      const auto sleeps = [&](int of) { return (group.segment().rank(of).armed.load() & interest::published(2)) != 0; };
+      while (rank == 2 && !(sleeps(0) && sleeps(1))) std::this_thread::yield();
+      reduce(engine, "x", 1);
     }
+    if (rank == 2) CHECK(engine.counters().doorbells.get() > rung + 1);
+    reduce(engine, "end", 1);  // all are still there
   });
 }
 
 TEST_CASE("a name changes its shape under an order: together, or as an error on all ranks") {
-  const RankGroup group({1, 1, 1});
-  on_all_ranks(group, {}, [](int rank, Engine& engine) {
-    for (int time = 0; time < 5; ++time) {
-      reduce(engine, "x", kEnough + time, 10);
-      reduce(engine, "x", kEnough, 11);
-      // One rank differs; before or after the others, who may have sent their letters already.
-      std::vector<int64_t> data(rank == time % 3 ? 12 : 11, 1);
-      const auto request = sum_request("x", data);
-      CHECK(engine.run(request, kPatience) == HVD_MISMATCH);
-      CHECK_MESSAGE(request->error.find("'x'") != std::string::npos, request->error);
-    }
-    reduce(engine, "x", 2 * kEnough);
-  });
+  for (const std::vector<int>& hosts : kThreeRanks) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [](int rank, Engine& engine) {
+      for (int time = 0; time < 5; ++time) {
+        reduce(engine, "x", kEnough + time, 10);
+        reduce(engine, "x", kEnough, 11);
+        // One rank differs; before or after the others, who may have sent their letters already.
+        std::vector<int64_t> data(rank == time % 3 ? 12 : 11, 1);
+        const auto request = sum_request("x", data);
+        CHECK(engine.run(request, kPatience) == HVD_MISMATCH);
+        CHECK_MESSAGE(request->error.find("'x'") != std::string::npos, request->error);
+      }
+      reduce(engine, "x", 2 * kEnough);
+    });
+  }
 }
 
 TEST_CASE("a name is pending once, also under an order") {
-  const RankGroup group({1, 1});
+  const RankGroup group(2);
   std::atomic<bool> refused{false};
   on_all_ranks(group, {}, [&](int rank, Engine& engine) {
     reduce(engine, "x", kEnough);
@@ -165,46 +234,50 @@ TEST_CASE("a name is pending once, also under an order") {
 }
 
 TEST_CASE("an order that nobody waits for ends, and one that is waited for again begins") {
-  const RankGroup group({1, 1});
-  on_all_ranks(group, {}, [](int, Engine& engine) {
-    for (int time = 0; time < 3; ++time) {
-      reduce(engine, "x", kEnough);
-      CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough); }) == 0);
-      for (int round = 0; round < StandingOrder::kUnwanted + 10; ++round) {
-        std::vector<int64_t> data(10, 1);
-        const auto request = sum_request("x", data);
-        engine.submit(request);
-        while (request->status.load() == HVD_PENDING) std::this_thread::yield();
-        REQUIRE(request->status.load() == HVD_OK);
+  for (const std::vector<int>& hosts : kTwoRanks) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [](int, Engine& engine) {
+      for (int time = 0; time < 3; ++time) {
+        reduce(engine, "x", kEnough);
+        CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough); }) == 0);
+        for (int round = 0; round < StandingOrder::kUnwanted + 10; ++round) {
+          std::vector<int64_t> data(10, 1);
+          const auto request = sum_request("x", data);
+          engine.submit(request);
+          while (request->status.load() == HVD_PENDING) std::this_thread::yield();
+          REQUIRE(request->status.load() == HVD_OK);
+        }
+        CHECK(entries_during(engine, [&] { reduce(engine, "x", 3); }) >= 3);
       }
-      CHECK(entries_during(engine, [&] { reduce(engine, "x", 3); }) >= 3);
-    }
-  });
+    });
+  }
 }
 
 TEST_CASE("a step of many names keeps its few messages when one of them was reduced alone before") {
-  const RankGroup group({1, 1});
   constexpr int kTensors = 50, kSteps = 60;
-  on_all_ranks(group, {}, [](int, Engine& engine) {
-    reduce(engine, "x0", kEnough);
-    CHECK(entries_during(engine, [&] { reduce(engine, "x0", kEnough); }) == 0);
-    std::vector<std::vector<int64_t>> data(kTensors, std::vector<int64_t>(10));
-    const uint64_t messages = engine.counters().request_messages.get();
-    for (int step = 0; step < kSteps; ++step) {
-      std::vector<std::shared_ptr<Request>> requests;
-      for (int t = 0; t < kTensors; ++t) {
-        requests.push_back(sum_request("x" + std::to_string(t), data[static_cast<size_t>(t)]));
-        engine.submit(requests.back());
+  for (const std::vector<int>& hosts : kTwoRanks) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [](int, Engine& engine) {
+      reduce(engine, "x0", kEnough);
+      CHECK(entries_during(engine, [&] { reduce(engine, "x0", kEnough); }) == 0);
+      std::vector<std::vector<int64_t>> data(kTensors, std::vector<int64_t>(10));
+      const uint64_t messages = engine.counters().request_messages.get();
+      for (int step = 0; step < kSteps; ++step) {
+        std::vector<std::shared_ptr<Request>> requests;
+        for (int t = 0; t < kTensors; ++t) {
+          requests.push_back(sum_request("x" + std::to_string(t), data[static_cast<size_t>(t)]));
+          engine.submit(requests.back());
+        }
+        for (const auto& request : requests) REQUIRE(engine.wait(request, kPatience) == HVD_OK);
       }
-      for (const auto& request : requests) REQUIRE(engine.wait(request, kPatience) == HVD_OK);
-    }
-    // Every name once, and a few for orders that ended.
-    CHECK(engine.counters().request_messages.get() - messages < 2 * kTensors);
-  });
+      // Every name once, and a few for orders that ended.
+      CHECK(engine.counters().request_messages.get() - messages < 2 * kTensors);
+    });
+  }
 }
 
 TEST_CASE("join ends orders, and what was sent under them counts") {
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}, {2}, {3}, {2, 1}}) {
     for (int early = 0; early < 2; ++early) {
       const RankGroup group(hosts);
       on_all_ranks(group, {}, [&](int rank, Engine& engine) {
@@ -231,49 +304,55 @@ TEST_CASE("join ends orders, and what was sent under them counts") {
           CHECK(engine.wait(under_order, kPatience) == HVD_OK);
           CHECK(last == std::vector<int64_t>(10, 5));
         }
+        reduce(engine, "end", 1);  // others may still need us for what they had left
       });
     }
   }
 }
 
 TEST_CASE("orders of process sets that come and go") {
-  const RankGroup group({1, 1, 1});
-  on_all_ranks(group, {}, [](int rank, Engine& engine) {
-    for (int time = 0; time < 4; ++time) {
-      const auto add = change_sets(HVD_ADD_PROCESS_SET, {0, 2});
-      REQUIRE(engine.run(add, kPatience) == HVD_OK);
-      const int set = add->value;
-      reduce(engine, "all", kEnough);
-      std::vector<int64_t> data(10, 1);
-      const auto pending = sum_request("x", data, set);
-      if (rank != 1) {
-        reduce(engine, "x", kEnough, 10, set);
-        CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough, 10, set); }) == 0);
-        // Odd: both leave one behind, which therefore ends; even: only one does.
-        if (rank == 0 || time % 2 == 1) engine.submit(pending);
+  for (const std::vector<int>& hosts : kThreeRanks) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [](int rank, Engine& engine) {
+      for (int time = 0; time < 4; ++time) {
+        const auto add = change_sets(HVD_ADD_PROCESS_SET, {0, 2});
+        REQUIRE(engine.run(add, kPatience) == HVD_OK);
+        const int set = add->value;
+        reduce(engine, "all", kEnough);
+        std::vector<int64_t> data(10, 1);
+        const auto pending = sum_request("x", data, set);
+        if (rank != 1) {
+          reduce(engine, "x", kEnough, 10, set);
+          CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough, 10, set); }) == 0);
+          // Odd: both leave one behind, which therefore ends; even: only one does.
+          if (rank == 0 || time % 2 == 1) engine.submit(pending);
+        }
+        REQUIRE(engine.run(change_sets(HVD_REMOVE_PROCESS_SET, {}, set), kPatience) == HVD_OK);
+        if (rank == 1 || (rank == 2 && time % 2 == 0)) continue;
+        CHECK(engine.wait(pending, kPatience) == (time % 2 == 1 ? HVD_OK : HVD_INVALID));
       }
-      REQUIRE(engine.run(change_sets(HVD_REMOVE_PROCESS_SET, {}, set), kPatience) == HVD_OK);
-      if (rank == 1 || (rank == 2 && time % 2 == 0)) continue;
-      CHECK(engine.wait(pending, kPatience) == (time % 2 == 1 ? HVD_OK : HVD_INVALID));
-    }
-  });
+    });
+  }
 }
 
 TEST_CASE("a full cache ends orders without harm") {
-  const RankGroup group({1, 1}, {}, 8);
-  on_all_ranks(group, {}, [](int, Engine& engine) {
-    for (int time = 0; time < 10; ++time) {
-      reduce(engine, "x", kEnough);
-      for (int name = 0; name < 20; ++name) reduce(engine, "y" + std::to_string(name), 2);
-      for (int name = 0; name < 9; ++name) reduce(engine, "z" + std::to_string(name), kEnough);
-    }
-  });
+  for (const std::vector<int>& hosts : kTwoRanks) {
+    const RankGroup group(hosts, {}, 8);
+    on_all_ranks(group, {}, [](int, Engine& engine) {
+      for (int time = 0; time < 10; ++time) {
+        reduce(engine, "x", kEnough);
+        for (int name = 0; name < 20; ++name) reduce(engine, "y" + std::to_string(name), 2);
+        for (int name = 0; name < 9; ++name) reduce(engine, "z" + std::to_string(name), kEnough);
+      }
+    });
+  }
 }
 
 TEST_CASE("who waits under an order for a rank that has left hears of it, and gets what it had sent before") {
-  for (int round = 0; round < 30; ++round) {
-    const int n = 2 + round % 2, leaver = round / 2 % n;
-    const RankGroup group(std::vector<int>(static_cast<size_t>(n), 1));
+  const std::vector<std::vector<int>> layouts = {{1, 1}, {1, 1, 1}, {2}, {3}, {2, 1}};
+  for (int round = 0; round < 60; ++round) {
+    const RankGroup group(layouts[static_cast<size_t>(round) % layouts.size()]);
+    const int n = group.size(), leaver = round / 5 % n;
     on_all_ranks(group, {}, [&](int rank, Engine& engine) {
       reduce(engine, "x", kEnough + round % 3);
       if (rank == leaver) return;
@@ -289,25 +368,29 @@ TEST_CASE("who waits under an order for a rank that has left hears of it, and ge
 }
 
 TEST_CASE("a stall under an order is told by the coordinator, with who is missing") {
-  on_ranks_that_stall(RankGroup({1, 1, 1}), [](int rank, Engine& engine) {
-    reduce(engine, "x", kEnough);
-    std::vector<int64_t> data(10, 1);
-    const auto request = sum_request("x", data);
-    if (rank != 1) {
-      CHECK(engine.run(request, kPatience) == HVD_STALLED);
-      CHECK_MESSAGE(request->error.find("tensor 'x' waits for rank 1 for ") != std::string::npos, request->error);
-      CHECK_MESSAGE(request->error.find("submitted by ranks 0, 2") != std::string::npos, request->error);
-    }
-  });
+  for (const std::vector<int>& hosts : kThreeRanks) {
+    on_ranks_that_stall(RankGroup(hosts), [](int rank, Engine& engine) {
+      reduce(engine, "x", kEnough);
+      std::vector<int64_t> data(10, 1);
+      const auto request = sum_request("x", data);
+      if (rank != 1) {
+        CHECK(engine.run(request, kPatience) == HVD_STALLED);
+        CHECK_MESSAGE(request->error.find("tensor 'x' waits for rank 1 for ") != std::string::npos, request->error);
+        CHECK_MESSAGE(request->error.find("submitted by ranks 0, 2") != std::string::npos, request->error);
+      }
+    });
+  }
 }
 
 TEST_CASE("a job that stops for another reason fails what waits under an order") {
-  on_ranks_that_stall(RankGroup({1, 1}), [](int rank, Engine& engine) {
-    reduce(engine, "x", kEnough);
-    reduce(engine, "y", kEnough);
-    // Each waits for what the other one does not submit.
-    std::vector<int64_t> data(10, 1);
-    const auto request = sum_request(rank == 0 ? "x" : "y", data);
-    CHECK(engine.run(request, kPatience) == HVD_STALLED);
-  });
+  for (const std::vector<int>& hosts : kTwoRanks) {
+    on_ranks_that_stall(RankGroup(hosts), [](int rank, Engine& engine) {
+      reduce(engine, "x", kEnough);
+      reduce(engine, "y", kEnough);
+      // Each waits for what the other one does not submit.
+      std::vector<int64_t> data(10, 1);
+      const auto request = sum_request(rank == 0 ? "x" : "y", data);
+      CHECK(engine.run(request, kPatience) == HVD_STALLED);
+    });
+  }
 }
