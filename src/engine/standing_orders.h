@@ -31,13 +31,15 @@
 //   Trays. After Settle a member may still read letters of round n. When it has ended that round, and taken back a
 //   later one, it neither reads nor writes letters of this order again, and says Vacated. When all members have, nobody
 //   does, and the tray may be another order's. Letters of a tray are numbered on from order to order, so that one which
-//   was taken back is never taken for another. Join. A rank that joins ends all orders, none begins while anybody has
-//   joined, and join ends only when all have been settled: what was pending counts by then. Loss. An operation under an
-//   order is a batch of its own in the executor, with the same checks for peers that are gone: what such a one has sent
-//   is used, also from its tray, which stays mapped; a wait for more ends with an error. When the job fails for another
-//   reason it is failed like one that was never logged. Memory. The flags of all trays exist from the beginning; that
-//   for a member's letters is made sure of when it reads Stand. If there is none it asks to end the order, and sends no
-//   letter of it. Same bits. Members fold in the order of ranks on each host, and then in that of hosts, as always.
+//   was taken back is never taken for another.
+//   Join. A rank that joins ends all orders, none begins while anybody has joined, and join ends only when all have
+//   been settled: what was pending counts by then.
+//   Loss. An operation under an order is a batch of its own in the executor, with the same checks for peers that are
+//   gone: what such a one has sent is used, also from its tray, which stays mapped; a wait for more ends with an error.
+//   When the job fails for another reason it is failed like one that was never logged.
+//   Memory. The flags of all trays exist from the beginning; that for a member's letters is made sure of when it reads
+//   Stand. If there is none it asks to end the order, and sends no letter of it.
+//   Same bits. Members fold in the order of ranks on each host, and then in that of hosts, as always.
 //
 // When an order stands: see Coordinator::may_stand. It ends by whatever evicts the name: another signature, a full
 // cache, a joined rank, a removed set; and when a member asks for it (Revoke), because
