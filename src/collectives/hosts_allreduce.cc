@@ -25,10 +25,12 @@
 // sends: both ends go through the rounds alike, so both know what comes next.
 #include <algorithm>
 #include <array>
-#include <memory>
+#include <utility>
+#include <vector>
 
 #include "collectives/arithmetic.h"
 #include "collectives/collectives.h"
+#include "collectives/parts.h"
 
 namespace hvd {
 namespace {
@@ -38,22 +40,6 @@ constexpr size_t kGatherBytes = 32 << 10;
 // How many chunks lie between two stages: so many a rank can do at a stretch, before it has to wait for others.
 constexpr size_t kApart = 2;
 static_assert(3 * kApart < Channel::kSlots);
-
-struct Range {
-  size_t begin, end;
-  size_t bytes() const { return end - begin; }
-};
-
-// The i-th of n parts of so many bytes: whole cache lines, so that no two owners write one.
-Range part_of(size_t bytes, int i, int n) {
-  const auto begin = [bytes, n](int k) {
-    return k == n ? bytes : bytes / static_cast<size_t>(n) * static_cast<size_t>(k) / kLine * kLine;
-  };
-  return {begin(i), begin(i + 1)};
-}
-
-// At least the bytes of the longest of them.
-size_t longest_part(size_t bytes, int n) { return bytes / static_cast<size_t>(n) + static_cast<size_t>(n) + kLine; }
 
 enum class Way { kGather, kScatter, kRing };
 
@@ -69,9 +55,11 @@ class Exchange {
     const size_t slice = longest_part(std::min(Channel::kChunkBytes, batch.bytes()), owners_);
     room_ = way_ == Way::kGather ? slice : longest_part(slice, group.hosts());
     rounds_.resize(std::min<size_t>(chunks(), Channel::kSlots));
+    const size_t room_of_round = room_ * static_cast<size_t>(group.hosts());
+    std::byte* incoming = group.scratch(rounds_.size() * room_of_round);
     for (Round& round : rounds_) {
       round.ends.resize(static_cast<size_t>(group.hosts()));
-      round.incoming = std::make_unique_for_overwrite<std::byte[]>(room_ * static_cast<size_t>(group.hosts()));
+      round.incoming = std::exchange(incoming, incoming + room_of_round);
     }
   }
 
@@ -163,8 +151,8 @@ class Exchange {
     uint64_t sent = 0, received = 0;
   };
   struct Round {
-    std::vector<End> ends;                  // by host
-    std::unique_ptr<std::byte[]> incoming;  // room_ bytes per host
+    std::vector<End> ends;          // by host
+    std::byte* incoming = nullptr;  // room_ bytes per host
   };
 
   // In trip k a host sends part (host - k); so it gets the part that the host before has in that trip.
@@ -189,7 +177,7 @@ class Exchange {
   }
   Round& round(size_t c) { return rounds_[c % rounds_.size()]; }
   End& end(size_t c, int h) { return round(c).ends[static_cast<size_t>(h)]; }
-  std::byte* incoming(size_t c, int h) { return round(c).incoming.get() + room_ * static_cast<size_t>(h); }
+  std::byte* incoming(size_t c, int h) { return round(c).incoming + room_ * static_cast<size_t>(h); }
   Stream peer(int h) const { return group_.stream(h, channel_.me()); }
 
   const Group& group_;
@@ -260,9 +248,12 @@ Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring) {
 
 }  // namespace
 
+// From what all members know: they must choose alike.
 Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring) {
-  const bool gathers = batch.bytes() <= kGatherBytes || group.hosts() == 2;
-  if (group.members_here().size() == 1 && gathers && !ring) return allreduce_alone_on_host(group, batch);
+  const bool small = batch.bytes() <= kGatherBytes;
+  if (ring) return allreduce_by_chunks(group, batch, ring);
+  if (group.all_alone() && !small) return allreduce_by_parts(group, batch);
+  if (group.members_here().size() == 1 && (small || group.hosts() == 2)) return allreduce_alone_on_host(group, batch);
   return allreduce_by_chunks(group, batch, ring);
 }
 
