@@ -41,6 +41,8 @@ namespace {
 
 // Up to here a second trip would cost more than sending all to all.
 constexpr size_t kGatherBytes = 32 << 10;
+// The same between two members that are alone on their hosts: as many bytes leave them either way.
+constexpr size_t kGatherBytesOfTwo = 512 << 10;
 // How many chunks lie between two stages: so many a rank can do at a stretch, before it has to wait for others.
 constexpr size_t kApart = 2;
 static_assert(3 * kApart < Channel::kSlots);
@@ -273,10 +275,12 @@ Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring) {
 
 // From what all members know: they must choose alike.
 Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring) {
-  const bool small = batch.bytes() <= kGatherBytes;
   if (ring) return allreduce_by_chunks(group, batch, ring);
-  if (group.all_alone() && !small) return allreduce_by_parts(group, batch);
-  if (group.members_here().size() == 1 && (small || group.hosts() == 2)) return allreduce_alone_on_host(group, batch);
+  const bool two = group.hosts() == 2;
+  const bool parts = batch.bytes() > (two ? kGatherBytesOfTwo : kGatherBytes);
+  if (group.all_alone() && parts) return allreduce_by_parts(group, batch);
+  const bool gathers = two || batch.bytes() <= kGatherBytes;
+  if (group.members_here().size() == 1 && gathers) return allreduce_alone_on_host(group, batch);
   return allreduce_by_chunks(group, batch, ring);
 }
 

@@ -29,10 +29,10 @@ namespace {
 
 class PartsExchange {
  public:
-  static constexpr size_t kAhead = 4;
+  static constexpr size_t kAhead = 2;
   static constexpr size_t kBuffers = 2 * kAhead;
   // One piece of all parts together, and the least of one: then only the last pieces of some parts can be empty.
-  static constexpr size_t kPiecesBytes = 256 << 10;
+  static constexpr size_t kPiecesBytes = 512 << 10;
   static constexpr size_t kLeastPieceBytes = 4 << 10;
 
   PartsExchange(const Group& group, const Batch& batch)

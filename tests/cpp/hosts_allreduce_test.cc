@@ -132,7 +132,7 @@ const std::vector<std::vector<int>> kHosts = {{1, 1}, {1, 1, 1}, {1, 2}, {2, 2},
 
 TEST_CASE("an allreduce between hosts has the bits of one host, for sizes around every threshold") {
   std::vector<Subject> subjects;
-  for (const size_t bytes : {4ul << 10, 32ul << 10, 128ul << 10, 256ul << 10, 1ul << 20, 2ul << 20, 3ul << 20}) {
+  for (const size_t bytes : {4ul << 10, 32ul << 10, 128ul << 10, 512ul << 10, 1ul << 20, 2ul << 20, 3ul << 20}) {
     for (const size_t more : {0ul, 1ul, 33ul}) subjects.push_back({HVD_FLOAT32, HVD_SUM, bytes / 4 + more});
     subjects.push_back({HVD_FLOAT32, HVD_SUM, bytes / 4 - 1});
   }
@@ -145,7 +145,7 @@ TEST_CASE("an allreduce between hosts has the bits of one host, for all types, f
     for (const hvd_reduce_op op : {HVD_SUM, HVD_AVERAGE, HVD_MIN, HVD_MAX, HVD_PRODUCT}) {
       if (kernels().fold[dtype][op] == nullptr) continue;
       const bool scales = dtype == HVD_FLOAT16 || dtype == HVD_BFLOAT16 || dtype == HVD_FLOAT32 || dtype == HVD_FLOAT64;
-      const size_t count = (300 << 10) / dtype_bytes(static_cast<hvd_dtype>(dtype)) + 7;
+      const size_t count = (600 << 10) / dtype_bytes(static_cast<hvd_dtype>(dtype)) + 7;
       subjects.push_back({static_cast<hvd_dtype>(dtype), op, count, scales ? 0.75 : 1.0, scales ? 3.0 : 1.0,
                           subjects.size() % 2 == 0});
     }
