@@ -15,6 +15,8 @@ Task allreduce(Channel& channel, const Batch& batch, PeerArenas& arenas);
 Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring);
 // As a gather of allreduce_between_hosts, where this member is alone on its host.
 Task allreduce_alone_on_host(const Group& group, const Batch& batch);
+// Where every member is alone on its host: each folds a part.
+Task allreduce_by_parts(const Group& group, const Batch& batch);
 // One round of a standing order.
 struct OrderRound {
   uint64_t order = 0;   // 0: none

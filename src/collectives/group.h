@@ -11,6 +11,7 @@
 
 #include "collectives/task.h"
 #include "engine/world.h"
+#include "transport/aligned.h"
 #include "transport/channel.h"
 #include "transport/network.h"
 #include "transport/trays.h"
@@ -64,6 +65,17 @@ class Group {
   Stream stream(int host, int place) const { return stream(members(host)[static_cast<size_t>(place)]); }
   // The connection with a member on another host; null for those on ours.
   Link* link(int member) const { return network_.link(ranks_[static_cast<size_t>(member)]); }
+  // Whether every member is alone on its host.
+  bool all_alone() const { return hosts_.size() == ranks_.size(); }
+  // Memory for one batch, which has the set for itself: it stays for the next one, so that its pages do. Not cleared.
+  std::byte* scratch(size_t bytes) const {
+    if (bytes > scratch_bytes_) {
+      scratch_.reset();
+      scratch_ = make_aligned(bytes);
+      scratch_bytes_ = bytes;
+    }
+    return scratch_.get();
+  }
 
  private:
   const int set_;
@@ -73,6 +85,8 @@ class Group {
   const std::vector<int> ranks_;
   std::vector<std::vector<int>> hosts_;
   int host_ = 0, me_ = 0;
+  mutable AlignedBytes scratch_;
+  mutable size_t scratch_bytes_ = 0;
 };
 
 }  // namespace hvd

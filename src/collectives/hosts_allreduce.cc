@@ -1,7 +1,7 @@
 // Allreduce over several hosts. Each chunk goes through four stages, kApart chunks behind each other, so that several
 // chunks are under way:
 //
-//   publish    every member puts its chunk into its host's shared memory
+//   publish    every member puts of its chunk what others fold into its host's shared memory
 //   begin      each *owner*, a member that has a slice of the chunk, folds its slice over the members of its host and
 //              starts to exchange it with the owners of the same slice on the other hosts
 //   reduce     it folds what the hosts have sent, in the order of hosts
@@ -12,12 +12,16 @@
 // How owners exchange a slice over H hosts:
 //
 //   gather     each sends its slice to all others, and folds all of them. One trip. For two hosts, and where a trip
-//              costs more than the bytes.
+//              costs more than the bytes. A member that is alone on its host does the same without shared memory
+//              (hosts_allreduce_alone.cc).
 //   scatter    the slice has H parts; each owner gets its own part from all others, folds it, and sends the result back
 //              to them. Two trips; 2 (H - 1) / H of the bytes leave a host, the least that is possible.
 //   ring       HOROVOD_ALLREDUCE=ring: H - 1 times, each owner sends a part to the next host, which folds its own
-//   values
-//              into it; then H - 1 times the results go round. As many bytes, 2 (H - 1) trips, each host talks to two.
+//              values into it; then H - 1 times the results go round. As many bytes, 2 (H - 1) trips, each host talks
+//              to two.
+//
+// Where all members are alone on their hosts they do what scatter does without shared memory and without chunks
+// (hosts_allreduce_by_parts.cc).
 //
 // gather and scatter fold in the same order and give the same bits; ring begins each part's fold at another host.
 //
@@ -25,35 +29,23 @@
 // sends: both ends go through the rounds alike, so both know what comes next.
 #include <algorithm>
 #include <array>
-#include <memory>
+#include <utility>
+#include <vector>
 
 #include "collectives/arithmetic.h"
 #include "collectives/collectives.h"
+#include "collectives/parts.h"
 
 namespace hvd {
 namespace {
 
 // Up to here a second trip would cost more than sending all to all.
 constexpr size_t kGatherBytes = 32 << 10;
+// The same between two members that are alone on their hosts: as many bytes leave them either way.
+constexpr size_t kGatherBytesOfTwo = 512 << 10;
 // How many chunks lie between two stages: so many a rank can do at a stretch, before it has to wait for others.
 constexpr size_t kApart = 2;
 static_assert(3 * kApart < Channel::kSlots);
-
-struct Range {
-  size_t begin, end;
-  size_t bytes() const { return end - begin; }
-};
-
-// The i-th of n parts of so many bytes: whole cache lines, so that no two owners write one.
-Range part_of(size_t bytes, int i, int n) {
-  const auto begin = [bytes, n](int k) {
-    return k == n ? bytes : bytes / static_cast<size_t>(n) * static_cast<size_t>(k) / kLine * kLine;
-  };
-  return {begin(i), begin(i + 1)};
-}
-
-// At least the bytes of the longest of them.
-size_t longest_part(size_t bytes, int n) { return bytes / static_cast<size_t>(n) + static_cast<size_t>(n) + kLine; }
 
 enum class Way { kGather, kScatter, kRing };
 
@@ -69,9 +61,11 @@ class Exchange {
     const size_t slice = longest_part(std::min(Channel::kChunkBytes, batch.bytes()), owners_);
     room_ = way_ == Way::kGather ? slice : longest_part(slice, group.hosts());
     rounds_.resize(std::min<size_t>(chunks(), Channel::kSlots));
+    const size_t room_of_round = room_ * static_cast<size_t>(group.hosts());
+    std::byte* incoming = group.scratch(rounds_.size() * room_of_round);
     for (Round& round : rounds_) {
       round.ends.resize(static_cast<size_t>(group.hosts()));
-      round.incoming = std::make_unique_for_overwrite<std::byte[]>(room_ * static_cast<size_t>(group.hosts()));
+      round.incoming = std::exchange(incoming, incoming + room_of_round);
     }
   }
 
@@ -84,11 +78,11 @@ class Exchange {
   // The number of a chunk in the channel.
   uint64_t& number(size_t c) { return numbers_[c % numbers_.size()]; }
 
+  // What others fold. An owner's own slice is folded from the input.
   void copy_in(size_t c) {
-    std::byte* const chunk = channel_.payload(channel_.me(), number(c), bytes(c));
-    batch_.for_pieces(lo(c), lo(c) + bytes(c), [&](const std::byte* input, std::byte*, size_t offset, size_t n) {
-      arithmetic_.copy_in(chunk + offset, input, n);
-    });
+    const Range mine = owns() ? slice_of(c) : Range{0, 0};
+    copy_in(c, {0, mine.begin});
+    copy_in(c, {mine.end, bytes(c)});
   }
 
   void copy_out(size_t c, int place) {
@@ -102,10 +96,22 @@ class Exchange {
   // ---- For owners: one slice ----
 
   void begin(size_t c) {
-    const Range mine = part_of(bytes(c), channel_.me(), owners_);
-    std::vector<const void*> sources;
-    for (int m = 0; m < channel_.size(); ++m) sources.push_back(channel_.payload(m, number(c), bytes(c)) + mine.begin);
-    arithmetic_.fold_partly(slice(c), sources, mine.bytes());
+    const Range mine = slice_of(c);
+    const auto me = static_cast<size_t>(channel_.me());
+    std::vector<const void*> sources(static_cast<size_t>(channel_.size()));
+    const auto fold = [&](const std::byte* input, std::byte*, size_t offset, size_t n) {
+      std::byte* const to = slice(c) + offset;
+      for (int m = 0; m < channel_.size(); ++m) {
+        sources[static_cast<size_t>(m)] = channel_.payload(m, number(c), bytes(c)) + mine.begin + offset;
+      }
+      if (input == nullptr || batch_.prescale != 1.0) {
+        arithmetic_.copy_in(to, input, n);
+      } else {
+        sources[me] = input;
+      }
+      arithmetic_.fold_partly(to, sources, n);
+    };
+    batch_.for_pieces(lo(c) + mine.begin, lo(c) + mine.end, fold);
     if (way_ == Way::kRing) return send_along(c, 0);
     for (int h = 0; h < group_.hosts(); ++h) {
       if (h == group_.host()) continue;
@@ -163,8 +169,8 @@ class Exchange {
     uint64_t sent = 0, received = 0;
   };
   struct Round {
-    std::vector<End> ends;                  // by host
-    std::unique_ptr<std::byte[]> incoming;  // room_ bytes per host
+    std::vector<End> ends;          // by host
+    std::byte* incoming = nullptr;  // room_ bytes per host
   };
 
   // In trip k a host sends part (host - k); so it gets the part that the host before has in that trip.
@@ -180,16 +186,23 @@ class Exchange {
     end(c, before()).received = peer(before()).receive(into, in.bytes());
   }
 
-  Range whole(size_t c) const { return {0, part_of(bytes(c), channel_.me(), owners_).bytes()}; }
+  void copy_in(size_t c, Range range) {
+    std::byte* const to = channel_.payload(channel_.me(), number(c), bytes(c)) + range.begin;
+    batch_.for_pieces(lo(c) + range.begin, lo(c) + range.end,
+                      [&](const std::byte* input, std::byte*, size_t offset, size_t n) {
+                        arithmetic_.copy_in(to + offset, input, n);
+                      });
+  }
+
+  Range slice_of(size_t c) const { return part_of(bytes(c), channel_.me(), owners_); }
+  Range whole(size_t c) const { return {0, slice_of(c).bytes()}; }
   Range part(size_t c, int h) const { return part_of(whole(c).bytes(), h, group_.hosts()); }
   Range own_part(size_t c) const { return part(c, group_.host()); }
   // Our slice of our own chunk: nobody else reads it there until it is published as reduced.
-  std::byte* slice(size_t c) {
-    return channel_.payload(channel_.me(), number(c), bytes(c)) + part_of(bytes(c), channel_.me(), owners_).begin;
-  }
+  std::byte* slice(size_t c) { return channel_.payload(channel_.me(), number(c), bytes(c)) + slice_of(c).begin; }
   Round& round(size_t c) { return rounds_[c % rounds_.size()]; }
   End& end(size_t c, int h) { return round(c).ends[static_cast<size_t>(h)]; }
-  std::byte* incoming(size_t c, int h) { return round(c).incoming.get() + room_ * static_cast<size_t>(h); }
+  std::byte* incoming(size_t c, int h) { return round(c).incoming + room_ * static_cast<size_t>(h); }
   Stream peer(int h) const { return group_.stream(h, channel_.me()); }
 
   const Group& group_;
@@ -260,9 +273,14 @@ Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring) {
 
 }  // namespace
 
+// From what all members know: they must choose alike.
 Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring) {
-  const bool gathers = batch.bytes() <= kGatherBytes || group.hosts() == 2;
-  if (group.members_here().size() == 1 && gathers && !ring) return allreduce_alone_on_host(group, batch);
+  if (ring) return allreduce_by_chunks(group, batch, ring);
+  const bool two = group.hosts() == 2;
+  const bool parts = batch.bytes() > (two ? kGatherBytesOfTwo : kGatherBytes);
+  if (group.all_alone() && parts) return allreduce_by_parts(group, batch);
+  const bool gathers = two || batch.bytes() <= kGatherBytes;
+  if (group.members_here().size() == 1 && gathers) return allreduce_alone_on_host(group, batch);
   return allreduce_by_chunks(group, batch, ring);
 }
 

@@ -10,7 +10,8 @@
 // have. So with twice as many buffers whatever comes has a place already. How a host cuts its stream into pieces is its
 // own affair: the others may have several members, and chunks.
 #include <algorithm>
-#include <memory>
+#include <utility>
+#include <vector>
 
 #include "collectives/arithmetic.h"
 #include "collectives/collectives.h"
@@ -28,11 +29,11 @@ class LoneExchange {
   LoneExchange(const Group& group, const Batch& batch)
       : group_(group), batch_(batch), arithmetic_(batch, group.size()), buffers_(std::min(pieces(), kBuffers)) {
     const size_t room = std::min(kPieceBytes, batch.bytes());
+    std::byte* memory = group.scratch(buffers_.size() * static_cast<size_t>(group.hosts()) * room);
     for (Buffer& buffer : buffers_) {
       buffer.ends.resize(static_cast<size_t>(group.hosts()));
       // By host; our own is for what can't be sent from where it is.
-      for (int h = 0; h < group.hosts(); ++h)
-        buffer.of_host.push_back(std::make_unique_for_overwrite<std::byte[]>(room));
+      for (int h = 0; h < group.hosts(); ++h) buffer.of_host.push_back(std::exchange(memory, memory + room));
     }
   }
 
@@ -71,7 +72,7 @@ class LoneExchange {
   };
   struct Buffer {
     std::vector<End> ends;  // by host
-    std::vector<std::unique_ptr<std::byte[]>> of_host;
+    std::vector<std::byte*> of_host;
     bool copied = false;  // what we send is in our own
   };
 
@@ -96,7 +97,7 @@ class LoneExchange {
   size_t lo(size_t p) const { return p * kPieceBytes; }
   size_t hi(size_t p) const { return std::min(lo(p) + kPieceBytes, batch_.bytes()); }
   Buffer& at(size_t p) { return buffers_[p % buffers_.size()]; }
-  std::byte* place(size_t p, int h) { return at(p).of_host[index(h)].get(); }
+  std::byte* place(size_t p, int h) { return at(p).of_host[index(h)]; }
   // Place 0 owns all of it where others have several members.
   Stream peer(int h) const { return group_.stream(h, 0); }
 

@@ -37,7 +37,7 @@ void check_frame(const FrameHeader& header) {
   }
 }
 
-Link::Shared::Shared() : staging(kStaging) {}
+Link::Shared::Shared() : staging(make_aligned(kStaging)) {}
 
 Link::Link(int rank, const Connected& connected, Counters& counters, Shared& shared)
     : rank_(rank),
@@ -245,27 +245,43 @@ void Link::lose(const std::string& why) {
   closed_ = true;
 }
 
+// Where the rest of a large payload goes straight to, if that is known. lane: whose it is, null for a letter's.
+Link::Span<std::byte> Link::place_of_payload(Lane*& lane) {
+  if (payload_left_ < kReadInPlace || abandoned_) return {nullptr, 0};
+  if (header_.kind == FrameHeader::kLetter)
+    return {letter_.data.get() + (letter_.bytes - payload_left_), payload_left_};
+  lane = &at(static_cast<int>(header_.lane));
+  if (lane->into.empty() || lane->into.front().bytes < kReadInPlace) return {nullptr, 0};
+  return {lane->into.front().data, std::min(static_cast<size_t>(payload_left_), lane->into.front().bytes)};
+}
+
+// So many bytes have come there.
+void Link::placed(Lane* lane, size_t bytes) {
+  if (lane == nullptr) return letter_has(bytes);
+  payload_left_ -= bytes;
+  lane->arrived += bytes;
+  Span<std::byte>& front = lane->into.front();
+  front.data += bytes;
+  front.bytes -= bytes;
+  if (front.bytes == 0) lane->into.pop_front();
+  lane->received.store(lane->received.load() + bytes);
+  give_credit(static_cast<int>(header_.lane), *lane);
+}
+
 bool Link::read() {
   bool moved = false;
   while (!closed_) {
-    // The rest of a large payload goes straight to its place, if that is known.
-    std::byte* into = shared_.staging.data();
-    size_t room = shared_.staging.size();
     Lane* lane = nullptr;
-    const bool letter = header_.kind == FrameHeader::kLetter && payload_left_ > 0 && !abandoned_;
-    if (letter && payload_left_ >= kReadInPlace) {
-      into = letter_.data.get() + (letter_.bytes - payload_left_);
-      room = payload_left_;
-    } else if (!letter && payload_left_ >= kReadInPlace && !abandoned_) {
-      lane = &at(static_cast<int>(header_.lane));
-      if (!lane->into.empty() && lane->into.front().bytes >= kReadInPlace) {
-        into = lane->into.front().data;
-        room = std::min(static_cast<size_t>(payload_left_), lane->into.front().bytes);
-      } else {
-        lane = nullptr;
-      }
-    }
-    const ssize_t n = wire_.read(into, room);
+    const Span<std::byte> place = place_of_payload(lane);
+    const bool in_place = place.data != nullptr;
+    // What comes after a large payload is likely to be another one: its header alone is read along, or first.
+    std::array<std::byte, sizeof(FrameHeader)> next;
+    const size_t next_room = in_place && place.bytes == payload_left_ && !wire_.encrypted() ? next.size() : 0;
+    const bool header_first = payload_left_ == 0 && header_.kind == FrameHeader::kData && header_.value >= kStaging;
+    const size_t staging_room = header_first ? sizeof header_ - header_bytes_ : kStaging;
+    const size_t room = in_place ? place.bytes + next_room : staging_room;
+    const ssize_t n = next_room > 0 ? wire_.read(place.data, place.bytes, next.data(), next_room)
+                                    : wire_.read(in_place ? place.data : shared_.staging.get(), room);
     if (n < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) lose(std::strerror(errno));
@@ -276,32 +292,19 @@ bool Link::read() {
       return true;
     }
     moved = true;
-    const bool drained = static_cast<size_t>(n) < room;  // the socket is empty
+    const std::byte* data = in_place ? next.data() : shared_.staging.get();
     auto bytes = static_cast<size_t>(n);
-    if (lane != nullptr) {
-      payload_left_ -= bytes;
-      lane->arrived += bytes;
-      Span<std::byte>& front = lane->into.front();
-      front.data += bytes;
-      front.bytes -= bytes;
-      if (front.bytes == 0) lane->into.pop_front();
-      lane->received.store(lane->received.load() + bytes);
-      give_credit(static_cast<int>(header_.lane), *lane);
-      if (drained) return moved;
-      continue;
+    if (in_place) {
+      const size_t here = std::min(bytes, place.bytes);
+      placed(lane, here);
+      bytes -= here;
     }
-    if (into != shared_.staging.data()) {
-      letter_has(bytes);
-      if (drained) return moved;
-      continue;
-    }
-    const std::byte* data = shared_.staging.data();
     while (bytes > 0) {
       const size_t taken = take(data, bytes);
       data += taken;
       bytes -= taken;
     }
-    if (drained) return moved;
+    if (static_cast<size_t>(n) < room) return moved;  // the socket is empty
   }
   return moved;
 }

@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/aligned.h"
 #include "transport/counters.h"
 #include "transport/errors.h"
 #include "transport/letter_boxes.h"
@@ -47,8 +48,9 @@ struct FrameHeader {
   uint32_t lane = 0;
   uint64_t value = 0;
   uint64_t position = 0;
+  uint64_t padding[5] = {};  // see aligned.h
 };
-static_assert(sizeof(FrameHeader) == 24);
+static_assert(sizeof(FrameHeader) == 64);
 
 // Throws BadFrame if no sender of this version would send that.
 void check_frame(const FrameHeader& header);
@@ -60,8 +62,8 @@ class Link {
   // What the links of a rank share.
   struct Shared {
     Shared();
-    std::vector<Link*> dirty;        // those with something to write
-    std::vector<std::byte> staging;  // where read() puts what it does not put in place at once
+    std::vector<Link*> dirty;    // those with something to write
+    const AlignedBytes staging;  // where read() puts what it does not put in place at once
   };
 
   // Duplicates the descriptor. Throws SystemError.
@@ -138,6 +140,8 @@ class Link {
   void give_credit(int lane_id, Lane& lane);
   void touch();
   void fail_writing(const std::string& why);
+  Span<std::byte> place_of_payload(Lane*& lane);
+  void placed(Lane* lane, size_t bytes);
   size_t take(const std::byte* data, size_t bytes);
   void handle_header();
   void place(Lane& lane, const std::byte* data, size_t bytes);

@@ -27,6 +27,14 @@ ssize_t Wire::read(std::byte* into, size_t bytes) {
   return session_ ? session_->read(fd_, into, bytes) : recv(fd_, into, bytes, 0);
 }
 
+ssize_t Wire::read(std::byte* into, size_t bytes, std::byte* then, size_t then_bytes) {
+  iovec parts[] = {{into, bytes}, {then, then_bytes}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  return recvmsg(fd_, &message, 0);
+}
+
 ssize_t Wire::write(iovec* parts, size_t count) {
   if (session_) return session_->write(fd_, parts, count);
   msghdr message{};

@@ -33,6 +33,8 @@ class Wire {
 
   // As recv. Less than was asked for means that there is no more for now. Throws BadFrame.
   ssize_t read(std::byte* into, size_t bytes);
+  // The same into two places, one after the other; not of an encrypted connection.
+  ssize_t read(std::byte* into, size_t bytes, std::byte* then, size_t then_bytes);
   // As sendmsg.
   ssize_t write(iovec* parts, size_t count);
   // Whether bytes that write() has taken wait for the socket.
