@@ -12,6 +12,7 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 BIN := $(VENV)/bin
+WHEELS := $(VENV)/wheel
 SOURCES := $(shell find src horovod -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml LICENSE
 CXX_FILES := $(shell find src tests/cpp tests/fuzz benchmarks -name '*.cc' -o -name '*.h')
 
@@ -62,7 +63,10 @@ install_extra = $(BIN)/python -c 'import tomllib; \
 
 $(VENV)/.installed: $(VENV)/.created $(SOURCES)
 	@echo "Building and installing Horovod"
-	@$(BIN)/pip install --quiet --no-build-isolation $(INSTALL_OPTIONS) '.[test,test-torch,test-tensorflow,bench]'
+	@rm -rf $(WHEELS)
+	@$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir $(WHEELS) $(INSTALL_OPTIONS) .
+	@$(BIN)/pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
+	@$(BIN)/pip install --quiet "$$(echo $(WHEELS)/*.whl)[test,test-torch,test-tensorflow,bench]"
 	@$(call install_extra,test-keras2) --no-deps
 	@touch $@
 
@@ -84,7 +88,11 @@ test: test-cpp test-python ## Run all tests: C++ and Python
 .PHONY: test-python
 test-python: $(VENV)/.installed ## Run the Python tests; PYTEST_ARGS="-k name" for some of them
 	@.ci/debian-packages $(TEST_PACKAGES)
-	@cd tests/python && ../../$(BIN)/pytest $(PYTEST_PARALLEL) $(PYTEST_ARGS)
+	@cd tests/python && WHEEL=$$(realpath ../../$(WHEELS)/*.whl) ../../$(BIN)/pytest $(PYTEST_PARALLEL) $(PYTEST_ARGS)
+
+.PHONY: test-package
+test-package: $(VENV)/.installed ## Build the wheel as a user's pip does, with nothing but what it asks for, and test that
+	@cd tests/python && ../../$(BIN)/pytest test_packaging.py
 
 .PHONY: test-cpp
 test-cpp: $(VENV)/.created ## Run the C++ tests (they need doctest: Debian's doctest-dev)
