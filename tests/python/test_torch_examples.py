@@ -2,9 +2,7 @@
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -35,16 +33,6 @@ def test_the_digits_are_learned(tmp_path: Path) -> None:
     assert re.fullmatch(rf"\[0\]<stdout>:{RESULT}\n", out)  # rank 0 alone speaks,
     assert "20/20" in err  # and shows progress
     assert "[1]<" not in err
-
-
-def test_the_demo_compares_one_process_with_two() -> None:
-    demo = [sys.executable, "examples/speedup.py", "examples/pytorch_digits.py", "--epochs", "5"]
-    ended = subprocess.run(
-        demo, cwd=ROOT, env={**os.environ, "CI": "true"}, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert re.search(r"Two processes were [\d.]+ times as fast as one", ended.stdout)
-    assert "\r" not in ended.stdout + ended.stderr  # no live display in a log
 
 
 def test_the_synthetic_benchmark_tells_its_rates() -> None:
