@@ -1,7 +1,7 @@
 """The wheel: built without any framework, one for all Pythons, complete, quickly installed.
 
-WHEEL in the environment names a wheel to test in place of a new one: `make test` has installed one, `make test-versions`
-has one for all Pythons. `make test-package` builds one as a user's pip does.
+WHEEL in the environment names a wheel to test in place of a new one: `make test` has installed one, and
+`make test-versions` has one for all Pythons. `make test-package` builds one as a user's pip does.
 """
 
 import os
