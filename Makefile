@@ -129,7 +129,7 @@ fuzz: $(VENV)/.installed ## Feed noise to all parsers, FUZZ_LIMIT (20 s) each (n
 	@.ci/fuzz $(FUZZ_LIMIT) $(FUZZ_TARGETS)
 
 .PHONY: bench
-bench: $(VENV)/.installed ## Measure against gloo, Open MPI, MPICH and the machine (20 minutes; BENCH_ARGS=--quick: 3)
+bench: $(VENV)/.installed ## Measure against gloo, Open MPI, MPICH and the machine (BENCH_ARGS=--quick: a first picture)
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 .PHONY: wheel

@@ -23,6 +23,7 @@
 #include "collectives/arithmetic.h"
 #include "collectives/collectives.h"
 #include "collectives/outputs.h"
+#include "collectives/parts.h"
 #include "transport/errors.h"
 
 namespace hvd {
@@ -37,15 +38,11 @@ static_assert(2 * kCrowdedWindow <= Channel::kSlots);
 // From here on asking whether the tensors are placed is cheap compared with what it can save.
 constexpr size_t kPlacedBytes = 512 << 10;
 
-struct Range {
-  size_t begin, end;
-  size_t bytes() const { return end - begin; }
-  // The chunk that begins lo bytes into the range; empty past its end.
-  Range part(size_t lo) const {
-    const size_t from = std::min(begin + lo, end);
-    return {from, std::min(from + Channel::kChunkBytes, end)};
-  }
-};
+// The chunk that begins lo bytes into a range; empty past its end.
+Range chunk_of(const Range& range, size_t lo) {
+  const size_t from = std::min(range.begin + lo, range.end);
+  return {from, std::min(from + Channel::kChunkBytes, range.end)};
+}
 
 class Reduction {
  public:
@@ -77,12 +74,8 @@ class Reduction {
     });
   }
 
-  // The part of this many bytes that a member folds: multiples of a cache line, so that no two members write one.
-  Range slice(int member, size_t bytes) const {
-    const auto n = static_cast<size_t>(channel_.size());
-    const auto begin = [n, bytes](size_t m) { return m == n ? bytes : bytes / n * m / kLine * kLine; };
-    return {begin(static_cast<size_t>(member)), begin(static_cast<size_t>(member) + 1)};
-  }
+  // The part of this many bytes that a member folds.
+  Range slice(int member, size_t bytes) const { return part_of(bytes, member, channel_.size()); }
 
   void fold_slice(size_t c, uint64_t s) const {
     const Range mine = slice(channel_.me(), bytes(c));
@@ -104,7 +97,7 @@ class Reduction {
 
   // Folds the chunk that begins lo bytes into this member's slice of the whole tensor.
   void fold_placed(const std::vector<const std::byte*>& tensors, std::byte* mine, size_t lo) const {
-    const Range part = slice(channel_.me(), batch_.bytes()).part(lo);
+    const Range part = chunk_of(slice(channel_.me(), batch_.bytes()), lo);
     std::vector<const void*> sources;
     for (const std::byte* tensor : tensors) sources.push_back(tensor + part.begin);
     arithmetic_.fold(mine + part.begin, sources, part.bytes());
@@ -238,7 +231,7 @@ Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
         if (m == channel.me()) continue;
         co_await channel.reduced(m, s);
         // Its owner has folded this part, so nobody needs our own values there any more.
-        const Range part = reduction.slice(m, batch.bytes()).part((step - 1) * Channel::kChunkBytes);
+        const Range part = chunk_of(reduction.slice(m, batch.bytes()), (step - 1) * Channel::kChunkBytes);
         copy_to_output(mine + part.begin, tensors[static_cast<size_t>(m)] + part.begin, part.bytes());
       }
       // Nobody may leave before all are done; who has done so may have changed what we have just copied.

@@ -63,7 +63,7 @@ void Executor::add_set(int set, const std::vector<int>& ranks) {
     const auto me = static_cast<int>(std::find(here.begin(), here.end(), world_.rank) - here.begin());
     segment_->reserve_channel(set, world_.local_rank);
     auto channel = std::make_unique<Channel>(segment_, doorbells_, counters_, set, std::move(members), here, me);
-    auto trays = std::make_unique<Trays>(segment_, doorbells_, counters_, channel->members(), here, me);
+    auto trays = std::make_unique<Trays>(segment_, *channel);
     lane.group = std::make_unique<Group>(world_, set, ranks, std::move(channel), std::move(trays), network_);
   }
   lanes_[static_cast<size_t>(set)] = std::move(lane);

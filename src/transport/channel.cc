@@ -21,15 +21,14 @@ void Channel::clear(const Segment& segment, int set, int local_rank) {
 }
 
 void Channel::publish(uint64_t s, size_t bytes) {
-  counters_.chunks.add();
-  counters_.bytes_in.add(bytes);
+  count_published(bytes);
   lines(me_).heads[s % kSlots].sequence.store(s + 1);
-  ring(interest::published(members_[me_]));
+  ring_published();
 }
 
 void Channel::publish_reduced(uint64_t s) {
   lines(me_).reduced.store(s + 1);
-  ring(interest::published(members_[me_]));
+  ring_published();
 }
 
 void Channel::finish(uint64_t s) {

@@ -91,6 +91,12 @@ class Channel {
   }
 
   void count_placed(size_t bytes) { counters_.bytes_placed.add(bytes); }
+  void count_published(size_t bytes) {
+    counters_.chunks.add();
+    counters_.bytes_in.add(bytes);
+  }
+  // Wakes those who sleep until we publish something.
+  void ring_published() { ring(interest::published(members_[static_cast<size_t>(me_)])); }
   void publish(uint64_t s, size_t bytes);
   void publish_reduced(uint64_t s);
   void finish(uint64_t s);

@@ -19,8 +19,7 @@
 #include <vector>
 
 #include "collectives/task.h"
-#include "transport/counters.h"
-#include "transport/doorbell.h"
+#include "transport/channel.h"
 #include "transport/segment.h"
 
 namespace hvd {
@@ -41,18 +40,17 @@ class Trays {
   static constexpr size_t kHeadBytesPerRank = 2 * kTrays * sizeof(Head);
   static constexpr size_t kBytesPerRank = 2 * kMostBytes;  // of one tray
 
-  // The arguments are those of Channel.
-  Trays(std::shared_ptr<Segment> segment, Doorbells& doorbells, Counters& counters, std::vector<int> members,
-        std::vector<int> ranks, int me);
+  // channel: that of the same members, which must live as long.
+  Trays(std::shared_ptr<Segment> segment, Channel& channel);
 
   // Where a member's letter of this many bytes lies.
   std::byte* payload(int member, int tray, uint64_t letter, size_t bytes) const {
     if (bytes <= kInlineBytes) return head(member, tray, letter).payload;
-    return segment_->tray(tray, members_[static_cast<size_t>(member)]) + letter % 2 * kMostBytes;
+    return segment_->tray(tray, channel_.members()[static_cast<size_t>(member)]) + letter % 2 * kMostBytes;
   }
   // To be awaited of every other member.
   Until published(int member, int tray, uint64_t letter) const {
-    return {{&head(member, tray, letter).number, letter, ranks_[static_cast<size_t>(member)], interests_}};
+    return {{&head(member, tray, letter).number, letter, channel_.ranks()[static_cast<size_t>(member)], interests_}};
   }
   // Our own, of which the payload is there. Wakes those who sleep if it is the last: they have no use for one before.
   void publish(int tray, uint64_t letter, size_t bytes);
@@ -63,10 +61,7 @@ class Trays {
   }
 
   const std::shared_ptr<Segment> segment_;
-  Doorbells& doorbells_;
-  Counters& counters_;
-  const std::vector<int> members_, ranks_;
-  const int me_;
+  Channel& channel_;
   std::vector<Head*> heads_;  // by member
   uint64_t interests_ = 0;    // of who waits for any of the others
 };
