@@ -74,8 +74,20 @@ SIZES_OVER = {"tcp": (2, 3), "mixed": (3, 4, 5, 7), "encrypted": (4,)}
 ENCRYPTED_SUITES = ("test_alltoall", "test_faults", "test_numpy_collectives", "test_random_order")
 
 
+# Begun first, the longest in front: a file stays on one worker, and at the end the others would wait for it.
+LONG_FILES = (
+    "test_benchmarks",
+    "test_docs",
+    "test_tensorflow_keras",
+    "test_torch_compile",
+    "test_tensorflow_training",
+    "test_faults",
+    "test_torch_equivalence",
+)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out other values of `size` where a test runs over several hosts by the fixture `transport`."""
+    """Leaves out other values of `size` of tests over several hosts (fixture `transport`), and sorts the files."""
     left_out = set()
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
@@ -85,7 +97,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if parameters.get("transport") == "encrypted" and item.path.stem not in ENCRYPTED_SUITES:
             left_out.add(item)
     config.hook.pytest_deselected(items=list(left_out))
-    items[:] = [item for item in items if item not in left_out]
+    places = {stem: place for place, stem in enumerate(LONG_FILES)}
+    kept = [item for item in items if item not in left_out]
+    items[:] = sorted(kept, key=lambda item: places.get(item.path.stem, len(places)))  # stable: the rest as before
 
 
 @pytest.fixture(autouse=True)
