@@ -150,6 +150,7 @@ class Engine {
   void apply(const RemoveEnd& entry);
   void end_set_change(int32_t set);
   void apply(const JoinEnd& entry);
+  void end_join();
   void apply(const Stand& entry);
   void apply(const Settle& entry);
   void close_sets();
@@ -231,15 +232,17 @@ class Engine {
   std::unique_ptr<Delegate> delegate_;        // where the coordinator is on another host, and we speak for ours
   std::map<uint64_t, StandingOrder> orders_;  // of which this rank is a member, by number
   uint64_t order_looks_ = 0;
-  bool submitter_drives_ = false;             // for one pass, to send letters
-  std::vector<int> closing_sets_;             // removed, but a batch of theirs still runs here
-  std::vector<bool> known_gone_;              // by rank
-  uint64_t seen_departures_ = 0;              // of other hosts' ranks, as the segment has them
-  int seen_ended_ = 0;                        // connections
-  std::vector<Nanoseconds> half_gone_since_;  // by rank: we have heard of its end by one of two ways only
-  int half_gone_ = 0;                         // how many of these there are
-  Nanoseconds stuck_since_ = 0;               // the job has failed, and no batch has moved
-  uint64_t stuck_at_ = 0;                     // what the links had moved then
+  bool submitter_drives_ = false;              // for one pass, to send letters
+  std::vector<int> closing_sets_;              // removed, but a batch of theirs still runs here
+  std::shared_ptr<Request> ending_join_;       // all have joined, but a batch from before that still runs here
+  std::weak_ptr<const void> before_join_end_;  // expires when the last of them has ended
+  std::vector<bool> known_gone_;               // by rank
+  uint64_t seen_departures_ = 0;               // of other hosts' ranks, as the segment has them
+  int seen_ended_ = 0;                         // connections
+  std::vector<Nanoseconds> half_gone_since_;   // by rank: we have heard of its end by one of two ways only
+  int half_gone_ = 0;                          // how many of these there are
+  Nanoseconds stuck_since_ = 0;                // the job has failed, and no batch has moved
+  uint64_t stuck_at_ = 0;                      // what the links had moved then
   bool broken_ = false;
 
   std::thread background_thread_;

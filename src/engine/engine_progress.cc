@@ -28,6 +28,7 @@ bool Engine::progress() {
     if (batches_moved) stuck_since_ = 0;
     moved |= network_.flush();  // what was just queued
     if (!closing_sets_.empty()) close_sets();
+    if (ending_join_) end_join();
     look_after_orders();
     return moved;
   } catch (const std::exception& error) {
@@ -93,7 +94,7 @@ void Engine::apply(const Run& entry) {
   {
     const std::lock_guard lock(mutex_);
     const auto join = names_.find({0, kJoinName});
-    const bool joined = join != names_.end() && join->second.pending;
+    const bool joined = join != names_.end() && join->second.pending && !join->second.pending->logged;
     for (const uint32_t id : entry.ids) {
       if (id >= ids_.size() || !ids_[id].live) throw BadMessage("the log runs id " + std::to_string(id));
       if (requests.empty() && complete_here) {  // the same for all of them
@@ -175,7 +176,18 @@ void Engine::apply(const JoinEnd& entry) {
   if (found == names_.end() || !found->second.pending) return;
   const std::shared_ptr<Request> request = found->second.pending;
   request->value = entry.last;
-  complete_locked(request, HVD_OK, "");
+  request->logged = true;
+  ending_join_ = request;
+  before_join_end_ = executor_.all_so_far();
+}
+
+// Who has joined may leave right after it. So join ends when we have done our part in all that was logged before:
+// others may need it for what they had left pending.
+void Engine::end_join() {
+  if (!before_join_end_.expired()) return;
+  const std::shared_ptr<Request> join = std::exchange(ending_join_, nullptr);
+  const std::lock_guard lock(mutex_);
+  if (join->status.load() == HVD_PENDING) complete_locked(join, HVD_OK, "");
 }
 
 void Engine::apply(const AddSet& entry) {

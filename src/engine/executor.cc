@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <numeric>
+#include <utility>
 
 namespace hvd {
 namespace {
@@ -115,6 +116,7 @@ std::shared_ptr<Request> Executor::withdraw(uint64_t order) {
 std::unique_ptr<Executor::Job> Executor::make_job(int set, Requests requests) {
   const Lane& lane = lanes_[static_cast<size_t>(set)];
   auto job = std::make_unique<Job>();
+  job->era = era_;
   job->set = set;
   const Meta& meta = requests.front()->meta;
   Batch& batch = job->batch;
@@ -209,6 +211,8 @@ bool Executor::busy(int set) const {
 }
 
 bool Executor::idle() const { return rounds_.empty() && only_rounds(); }
+
+std::weak_ptr<const void> Executor::all_so_far() { return std::exchange(era_, new_era()); }
 
 bool Executor::only_rounds() const {
   return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.queue.empty(); });

@@ -49,6 +49,8 @@ class Executor {
   bool poll();
   bool busy(int set) const;
   bool idle() const;
+  // Expires when all that has been added up to now has ended, whatever is added later.
+  std::weak_ptr<const void> all_so_far();
   // Whether nothing but rounds of standing orders runs.
   bool only_rounds() const;
   // Whether poll() would move something.
@@ -60,6 +62,7 @@ class Executor {
 
  private:
   struct Job {
+    std::shared_ptr<const void> era;
     Batch batch;
     Requests requests;
     Task task;
@@ -75,6 +78,7 @@ class Executor {
 
   enum class Step { kWaits, kMoved, kEnded };
 
+  static std::shared_ptr<const void> new_era() { return std::make_shared<char>(); }
   std::unique_ptr<Job> make_job(int set, Requests requests);
   bool advance(Lane& lane);
   bool advance_rounds();
@@ -91,6 +95,7 @@ class Executor {
   Network& network_;
   IsGone is_gone_;
   Ended ended_;
+  std::shared_ptr<const void> era_ = new_era();
   std::vector<Lane> lanes_;                          // by set
   std::map<uint64_t, std::unique_ptr<Job>> rounds_;  // by standing order
 };

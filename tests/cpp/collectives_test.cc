@@ -241,6 +241,29 @@ TEST_CASE("joined ranks give the neutral element, and the job goes on") {
   }
 }
 
+TEST_CASE("who leaves right after join has done its part in what others had left pending") {
+  for (const HostOf& hosts : std::vector<HostOf>{hosts_with({3}), hosts_with({2, 1}), hosts_with({1, 1, 1})}) {
+    for (int late = 0; late < 3; ++late) {
+      const RankGroup group(hosts);
+      on_all_ranks(group, {}, [late](int rank, Engine& engine) {
+        std::vector<float> data(1 << 20, 2), rows(1 << 18, 3);
+        const auto sum = sum_request("sum", data);
+        const auto gather = rows_request(HVD_ALLGATHER, "rows", rows, 1);
+        if (rank == late) {
+          engine.submit(sum);
+          engine.submit(gather);
+        }
+        REQUIRE(engine.run(request_of(HVD_JOIN, kJoinName), kPatience) == HVD_OK);
+        if (rank != late) return;
+        CHECK(engine.wait(sum, kPatience) == HVD_OK);
+        CHECK(data == std::vector<float>(1 << 20, 2));
+        CHECK(engine.wait(gather, kPatience) == HVD_OK);
+        CHECK(gather->result_shape[0] == 1 << 18);
+      });
+    }
+  }
+}
+
 TEST_CASE("process sets come and go, ids are used again, and a difference is an error on all ranks") {
   for (const HostOf& hosts :
        std::vector<HostOf>{hosts_with({4}), hosts_with({2, 2}), hosts_with({1, 1, 2}), HostOf{{0, 1, 0, 1}}}) {
