@@ -1,5 +1,6 @@
 """Reducescatter: every rank gets its rows of the reduction."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,14 +33,16 @@ def sweep(size: int) -> None:
     for members in start(size):
         count = len(members.ranks or ())
         for dtype in REDUCED:
-            for op in [op for op in SUMS if op in ops_for(dtype)]:
-                for rows in (0, 1, count - 1, count, count + 1, 2 * count, 5 * count - 1):
-                    for tail in ((), (3,), (2, 5), (0,)) if dtype in MAIN else ((3,),):
-                        scatter_case(members, dtype, (rows, *tail), op)
+            ops = [op for op in SUMS if op in ops_for(dtype)]  # innermost: their inputs are drawn once
+            tails = ((), (3,), (2, 5), (0,)) if dtype in MAIN else ((3,),)
+            for rows, tail in itertools.product((0, 1, count - 1, count, count + 1, 2 * count, 5 * count - 1), tails):
+                for op in ops:
+                    scatter_case(members, dtype, (rows, *tail), op)
+            for op in ops:
                 scatter_case(members, dtype, (1001, 7), op)
-                if dtype is not np.bool_:
-                    scatter_case(members, dtype, (31, 3), op, scale=0.5)
-                    scatter_case(members, dtype, (31, 3), op, scale=3.0)
+            if dtype is not np.bool_:
+                for scale, op in itertools.product((0.5, 3.0), ops):
+                    scatter_case(members, dtype, (31, 3), op, scale)
         for rows in (count, 2 * count - 1):  # several chunks
             scatter_case(members, np.float32, (rows, CHUNK_BYTES // 4 + 1), hvd.Sum)
     hvd.barrier()
