@@ -60,6 +60,89 @@ class Rows:
     def received(self) -> tuple[int, ...]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+# The short way (src/api/python_plain.h): each does what submit or run would do, for plain tensors; otherwise it returns
+# NotImplemented, and nothing has happened. Names get the operation's kind in front; detail is the reduction of
+# ALLREDUCE (None: the average) and REDUCESCATTER, and the root of BROADCAST.
+class Plain:
+    def run_in_place(
+        self,
+        op: int,
+        tensor: Any,
+        name: str | None,
+        process_set: object,
+        detail: int | None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        /,
+    ) -> Any: ...
+    def submit_in_place(
+        self,
+        op: int,
+        tensor: Any,
+        name: str | None,
+        process_set: object,
+        detail: int | None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        /,
+    ) -> Any: ...
+    def run_into_new(
+        self,
+        op: int,
+        tensor: Any,
+        name: str | None,
+        process_set: object,
+        detail: int | None = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        /,
+    ) -> Any: ...
+    def submit_into_new(
+        self,
+        op: int,
+        tensor: Any,
+        name: str | None,
+        process_set: object,
+        detail: int | None = None,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        /,
+    ) -> Any: ...
+    def submit_group_in_place(
+        self,
+        op: int,
+        tensors: Any,
+        name: str | None,
+        process_set: object,
+        detail: int | None,
+        prescale: float,
+        postscale: float,
+        /,
+    ) -> Any: ...
+    def submit_group_into_new(
+        self,
+        op: int,
+        tensors: Any,
+        name: str | None,
+        process_set: object,
+        detail: int | None,
+        prescale: float,
+        postscale: float,
+        /,
+    ) -> Any: ...
+
+def plain_arrays(dense: Any, other: Any, empty: Any, codes: dict[Any, int], global_process_set: object, /) -> Plain: ...
+def plain_tensors(
+    exchange_api: object,
+    type: type,
+    parameter_type: type,
+    empty_like: Any,
+    increment_version: Any,
+    compiler: dict[str, Any],
+    global_process_set: object,
+    /,
+) -> Plain: ...
+
 # What an operation returns: `result` (or `output`) itself, or what `result` returns if it is a function; for ALLGATHER
 # and ALLTOALL what that function makes of the Rows, or the Rows if it is None; for JOIN and ADD_PROCESS_SET a number.
 def submit(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from horovod import _core
+from horovod.common.process_sets import global_process_set
 
 # The arguments of the engine's buffer functions.
 BufferRequest = tuple[int, str, int, Any, Any, int, int, int, float, float]
@@ -35,6 +36,10 @@ CODES: dict[Any, int] = {
 # Bound once: this is on the way of every small operation.
 known_code = CODES.get
 _ndarray = np.ndarray
+# The short way of small operations (src/api/python_plain.h): two arrays show it that it can read them.
+_other = np.zeros((3, 2), np.int16).T
+_other.flags.writeable = False
+plain = _core.plain_arrays(np.zeros((2, 3), np.float32), _other, np.empty, CODES, global_process_set)
 # Names of dtypes of the package ml_dtypes: size in bytes, code.
 _FOREIGN = {
     "bfloat16": (2, _core.BFLOAT16),

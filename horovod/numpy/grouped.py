@@ -16,7 +16,7 @@ from horovod.common.handles import group_of, synchronize
 from horovod.common.names import member_names
 from horovod.common.process_sets import ProcessSet, global_process_set, require_id
 from horovod.common.reduce_ops import Average, reduce_op
-from horovod.numpy.arrays import BufferRequest, check_in_place, code_of
+from horovod.numpy.arrays import BufferRequest, check_in_place, code_of, plain
 from horovod.numpy.rows import allgather_request, reducescatter_request
 
 Arrays = list["NDArray[Any]"]
@@ -83,6 +83,12 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As grouped_allreduce, but only starts it; returns one handle, for which synchronize returns the list."""
+    if average is None:
+        handles = plain.submit_group_into_new(
+            _core.ALLREDUCE, arrays, name, process_set, op, prescale_factor, postscale_factor
+        )
+        if handles is not NotImplemented:
+            return group_of(handles)
     inputs = _dense(arrays)
     outputs = [np.empty(array.shape, array.dtype) for array in inputs]
     return _start_allreduces(inputs, outputs, average, name, op, prescale_factor, postscale_factor, process_set)
@@ -112,6 +118,12 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As grouped_allreduce_, but only starts it; returns one handle. Leave the arrays alone until synchronize."""
+    if average is None:
+        handles = plain.submit_group_in_place(
+            _core.ALLREDUCE, arrays, name, process_set, op, prescale_factor, postscale_factor
+        )
+        if handles is not NotImplemented:
+            return group_of(handles)
     for array in arrays:
         check_in_place(array, "grouped_allreduce_")
     same = _dense(arrays)

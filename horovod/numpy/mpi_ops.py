@@ -11,7 +11,12 @@ from horovod.common.names import operation_name
 from horovod.common.process_sets import ProcessSet, global_process_set, require_id
 from horovod.common.reduce_ops import ALL as _REDUCE_OPS
 from horovod.common.reduce_ops import Average, Sum, reduce_op
-from horovod.numpy.arrays import BufferRequest, check_in_place, dense_and_output, find_code, known_code
+from horovod.numpy.arrays import BufferRequest, check_in_place, dense_and_output, find_code, known_code, plain
+
+# Bound once: these are on the way of every small operation.
+_ALLREDUCE, _BROADCAST = _core.ALLREDUCE, _core.BROADCAST
+_run_in_place, _submit_in_place = plain.run_in_place, plain.submit_in_place
+_run_into_new, _submit_into_new = plain.run_into_new, plain.submit_into_new
 
 
 def _allreduce_request(
@@ -77,6 +82,10 @@ def allreduce(
         HorovodMismatchError: The ranks disagree about the array. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
+    if average is None:
+        result = _run_into_new(_ALLREDUCE, array, name, process_set, op, prescale_factor, postscale_factor)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     dense, output = dense_and_output(array)
     request = _allreduce_request(dense, output, average, name, op, prescale_factor, postscale_factor, process_set)
     return _core.run_buffers(*request)  # type: ignore[no-any-return]
@@ -92,6 +101,10 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As allreduce, but only starts it; returns a handle for poll and synchronize."""
+    if average is None:
+        handle = _submit_into_new(_ALLREDUCE, array, name, process_set, op, prescale_factor, postscale_factor)
+        if handle is not NotImplemented:
+            return handle  # type: ignore[no-any-return]
     dense, output = dense_and_output(array)
     request = _allreduce_request(dense, output, average, name, op, prescale_factor, postscale_factor, process_set)
     return _core.submit_buffers(*request)
@@ -107,6 +120,10 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> "NDArray[Any]":
     """As allreduce, but in place; returns the same array, which must be writable and C-contiguous."""
+    if average is None:
+        result = _run_in_place(_ALLREDUCE, array, name, process_set, op, prescale_factor, postscale_factor)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     check_in_place(array, "allreduce_")
     request = _allreduce_request(array, array, average, name, op, prescale_factor, postscale_factor, process_set)
     return _core.run_buffers(*request)  # type: ignore[no-any-return]
@@ -122,6 +139,10 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As allreduce_, but only starts it; returns a handle. The array must be left alone until synchronize."""
+    if average is None:
+        handle = _submit_in_place(_ALLREDUCE, array, name, process_set, op, prescale_factor, postscale_factor)
+        if handle is not NotImplemented:
+            return handle  # type: ignore[no-any-return]
     check_in_place(array, "allreduce_async_")
     request = _allreduce_request(array, array, average, name, op, prescale_factor, postscale_factor, process_set)
     return _core.submit_buffers(*request)
@@ -143,6 +164,9 @@ def broadcast(
         HorovodMismatchError: The ranks disagree about the array. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
+    result = _run_into_new(_BROADCAST, array, name, process_set, root_rank)
+    if result is not NotImplemented:
+        return result  # type: ignore[no-any-return]
     request = _broadcast_request(*dense_and_output(array), root_rank, name, process_set)
     return _core.run_buffers(*request)  # type: ignore[no-any-return]
 
@@ -151,6 +175,9 @@ def broadcast_async(
     array: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """As broadcast, but only starts it; returns a handle for poll and synchronize."""
+    handle = _submit_into_new(_BROADCAST, array, name, process_set, root_rank)
+    if handle is not NotImplemented:
+        return handle  # type: ignore[no-any-return]
     return _core.submit_buffers(*_broadcast_request(*dense_and_output(array), root_rank, name, process_set))
 
 
@@ -158,6 +185,9 @@ def broadcast_(
     array: "NDArray[Any]", root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> "NDArray[Any]":
     """As broadcast, but in place; returns the same array, which must be writable and C-contiguous."""
+    result = _run_in_place(_BROADCAST, array, name, process_set, root_rank)
+    if result is not NotImplemented:
+        return result  # type: ignore[no-any-return]
     check_in_place(array, "broadcast_")
     request = _broadcast_request(array, array, root_rank, name, process_set)
     return _core.run_buffers(*request)  # type: ignore[no-any-return]
@@ -167,5 +197,8 @@ def broadcast_async_(
     array: "NDArray[Any]", root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """As broadcast_, but only starts it; returns a handle. The array must be left alone until synchronize."""
+    handle = _submit_in_place(_BROADCAST, array, name, process_set, root_rank)
+    if handle is not NotImplemented:
+        return handle  # type: ignore[no-any-return]
     check_in_place(array, "broadcast_async_")
     return _core.submit_buffers(*_broadcast_request(array, array, root_rank, name, process_set))

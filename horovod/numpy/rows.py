@@ -17,13 +17,15 @@ from horovod import _core
 from horovod.common.names import operation_name
 from horovod.common.process_sets import ProcessSet, global_process_set, own_share, require_id
 from horovod.common.reduce_ops import Average, Sum
-from horovod.numpy.arrays import BufferRequest, code_of, from_rows
+from horovod.numpy.arrays import BufferRequest, code_of, from_rows, plain
 
 # Bound once: these are on the way of every small operation.
 _partial = functools.partial
 _asarray = np.asarray
 _ALLGATHER = _core.ALLGATHER
 _ALLTOALL = _core.ALLTOALL
+_REDUCESCATTER = _core.REDUCESCATTER
+_run_into_new, _submit_into_new = plain.run_into_new, plain.submit_into_new
 
 
 # ---- Allgather -------------------------------------------------------------------------------------------------------
@@ -60,6 +62,9 @@ def allgather(
         HorovodMismatchError: The ranks disagree about the array, or it is a scalar. The job goes on.
         HorovodInternalError: A rank was lost or has joined, or Horovod is not running.
     """
+    result = _run_into_new(_ALLGATHER, array, name, process_set)
+    if result is not NotImplemented:
+        return result  # type: ignore[no-any-return]
     return _core.run_buffers(*_allgather_request(array, name, process_set))  # type: ignore[no-any-return]
 
 
@@ -121,6 +126,10 @@ def alltoall(
         HorovodMismatchError: The ranks disagree about the array, or it is a scalar. The job goes on.
         HorovodInternalError: A rank was lost or has joined, or Horovod is not running.
     """
+    if splits is None:
+        result = _run_into_new(_ALLTOALL, array, name, process_set)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     return _core.run_buffers(*_alltoall_request(array, splits, name, process_set))  # type: ignore[no-any-return]
 
 
@@ -197,6 +206,9 @@ def reducescatter(
         HorovodMismatchError: The ranks disagree about the array. The job goes on.
         HorovodInternalError: Another op, a rank was lost or has joined, or Horovod is not running.
     """
+    result = _run_into_new(_REDUCESCATTER, array, name, process_set, op, prescale_factor, postscale_factor)
+    if result is not NotImplemented:
+        return result  # type: ignore[no-any-return]
     request = _reducescatter_request(array, name, op, process_set, prescale_factor, postscale_factor)
     return _core.run_buffers(*request)  # type: ignore[no-any-return]
 
@@ -210,5 +222,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """As reducescatter, but only starts it; returns a handle for poll and synchronize."""
+    handle = _submit_into_new(_REDUCESCATTER, array, name, process_set, op, prescale_factor, postscale_factor)
+    if handle is not NotImplemented:
+        return handle  # type: ignore[no-any-return]
     request = _reducescatter_request(array, name, op, process_set, prescale_factor, postscale_factor)
     return _core.submit_buffers(*request)

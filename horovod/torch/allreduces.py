@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from horovod import _core
-from horovod.common.handles import synchronize
+from horovod.common.handles import group_of, synchronize
 from horovod.common.names import member_names, operation_name
 from horovod.common.process_sets import ProcessSet, global_process_set, require_id
 from horovod.common.reduce_ops import ALL as _REDUCE_OPS
@@ -19,11 +19,16 @@ from horovod.torch.autograd import HorovodAllreduce, HorovodGroupedAllreduce
 from horovod.torch.compiled import finished
 from horovod.torch.compression import Compression, Compressor
 from horovod.torch.requests import Request, allreduce_request, start_all
-from horovod.torch.tensors import Memory, for_result, in_place
+from horovod.torch.tensors import Memory, for_result, in_place, plain
 
 # Bound once: these are on the way of every small operation.
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling  # the quicker question; the short way asks the rest itself
+_ALLREDUCE = _core.ALLREDUCE
+_run_in_place, _submit_in_place = plain.run_in_place, plain.submit_in_place
+_run_into_new, _submit_into_new = plain.run_into_new, plain.submit_into_new
+_no_compression = Compression.none
 
 
 def _request(
@@ -90,6 +95,10 @@ def allreduce(
         HorovodMismatchError: The ranks disagree about the tensor. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
+    if average is None and compression is _no_compression and not _is_dynamo_compiling():
+        result = _run_into_new(_ALLREDUCE, tensor, name, process_set, op, prescale_factor, postscale_factor)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     compressed, context = compression.compress(tensor)
     if _is_compiling():
         reduced = _compiled(compressed, average, name, op, prescale_factor, postscale_factor, process_set)
@@ -111,6 +120,10 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As allreduce, but only starts it; returns a handle for poll and synchronize. Not differentiable."""
+    if average is None and not _is_dynamo_compiling():
+        handle = _submit_into_new(_ALLREDUCE, tensor, name, process_set, op, prescale_factor, postscale_factor)
+        if handle is not NotImplemented:
+            return handle  # type: ignore[no-any-return]
     if _is_compiling():
         result = _compiled(tensor.detach(), average, name, op, prescale_factor, postscale_factor, process_set)
         return finished(result)
@@ -128,6 +141,10 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """As allreduce, but in place; returns the same tensor. Not differentiable."""
+    if average is None and not _is_dynamo_compiling():
+        result = _run_in_place(_ALLREDUCE, tensor, name, process_set, op, prescale_factor, postscale_factor)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     if _is_compiling():
         result = _compiled(tensor.detach(), average, name, op, prescale_factor, postscale_factor, process_set)
         return compiled.copied_into(tensor, result)
@@ -147,6 +164,10 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As allreduce_, but only starts it; returns a handle. The tensor must be left alone until synchronize."""
+    if average is None and not _is_dynamo_compiling():
+        handle = _submit_in_place(_ALLREDUCE, tensor, name, process_set, op, prescale_factor, postscale_factor)
+        if handle is not NotImplemented:
+            return handle  # type: ignore[no-any-return]
     if _is_compiling():
         return finished(allreduce_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
     memory = in_place(tensor)
@@ -206,6 +227,12 @@ def grouped_allreduce(
         HorovodMismatchError: The ranks disagree about one of the tensors; the others were reduced. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
+    if average is None and compression is _no_compression and not _is_dynamo_compiling():
+        handles = plain.submit_group_into_new(
+            _ALLREDUCE, tensors, name, process_set, op, prescale_factor, postscale_factor
+        )
+        if handles is not NotImplemented:
+            return synchronize(group_of(handles))  # type: ignore[no-any-return]
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
     reduced: Any
@@ -232,6 +259,12 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As grouped_allreduce, but only starts it; returns one handle, for which synchronize returns all tensors."""
+    if average is None and not _is_dynamo_compiling():
+        handles = plain.submit_group_into_new(
+            _ALLREDUCE, tensors, name, process_set, op, prescale_factor, postscale_factor
+        )
+        if handles is not NotImplemented:
+            return group_of(handles)
     if _is_compiling():
         inputs = [tensor.detach() for tensor in tensors]
         results = _compiled_group(inputs, average, name, op, prescale_factor, postscale_factor, process_set)
@@ -250,6 +283,12 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """As grouped_allreduce, but in place; returns the same tensors. Not differentiable."""
+    if average is None and not _is_dynamo_compiling():
+        handles = plain.submit_group_in_place(
+            _ALLREDUCE, tensors, name, process_set, op, prescale_factor, postscale_factor
+        )
+        if handles is not NotImplemented:
+            return synchronize(group_of(handles))  # type: ignore[no-any-return]
     if _is_compiling():
         inputs = [tensor.detach() for tensor in tensors]
         results = _compiled_group(inputs, average, name, op, prescale_factor, postscale_factor, process_set)
@@ -269,6 +308,12 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As grouped_allreduce_, but only starts it; returns one handle. Leave the tensors alone until synchronize."""
+    if average is None and not _is_dynamo_compiling():
+        handles = plain.submit_group_in_place(
+            _ALLREDUCE, tensors, name, process_set, op, prescale_factor, postscale_factor
+        )
+        if handles is not NotImplemented:
+            return group_of(handles)
     if _is_compiling():
         return finished(grouped_allreduce_(tensors, average, name, op, prescale_factor, postscale_factor, process_set))
     memories = [in_place(tensor) for tensor in tensors]

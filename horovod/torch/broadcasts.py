@@ -10,7 +10,13 @@ from horovod.torch import compiled
 from horovod.torch.autograd import HorovodBroadcast
 from horovod.torch.compiled import finished
 from horovod.torch.requests import Request, broadcast_request
-from horovod.torch.tensors import Memory, for_result, in_place
+from horovod.torch.tensors import Memory, for_result, in_place, plain
+
+# Bound once: these are on the way of every small operation.
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_BROADCAST = _core.BROADCAST
+_run_in_place, _submit_in_place = plain.run_in_place, plain.submit_in_place
+_run_into_new, _submit_into_new = plain.run_into_new, plain.submit_into_new
 
 
 def _request(memory: Memory, root_rank: int, name: str | None, process_set: ProcessSet) -> Request:
@@ -40,6 +46,10 @@ def broadcast(
         HorovodMismatchError: The ranks disagree about the tensor. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
+    if not _is_dynamo_compiling():
+        result = _run_into_new(_BROADCAST, tensor, name, process_set, root_rank)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     if torch.compiler.is_compiling():
         return _compiled(tensor, root_rank, name, process_set)
     if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
@@ -51,6 +61,10 @@ def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """As broadcast, but only starts it; returns a handle for poll and synchronize. Not differentiable."""
+    if not _is_dynamo_compiling():
+        handle = _submit_into_new(_BROADCAST, tensor, name, process_set, root_rank)
+        if handle is not NotImplemented:
+            return handle  # type: ignore[no-any-return]
     if torch.compiler.is_compiling():
         return finished(_compiled(tensor.detach(), root_rank, name, process_set))
     return _core.submit(*_request(for_result(tensor), root_rank, name, process_set))
@@ -60,6 +74,10 @@ def broadcast_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
     """As broadcast, but in place; returns the same tensor. Not differentiable."""
+    if not _is_dynamo_compiling():
+        result = _run_in_place(_BROADCAST, tensor, name, process_set, root_rank)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     if torch.compiler.is_compiling():
         return compiled.copied_into(tensor, _compiled(tensor.detach(), root_rank, name, process_set))
     return _core.run(*_request(in_place(tensor), root_rank, name, process_set))  # type: ignore[no-any-return]
@@ -69,6 +87,10 @@ def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """As broadcast_, but only starts it; returns a handle. The tensor must be left alone until synchronize."""
+    if not _is_dynamo_compiling():
+        handle = _submit_in_place(_BROADCAST, tensor, name, process_set, root_rank)
+        if handle is not NotImplemented:
+            return handle  # type: ignore[no-any-return]
     if torch.compiler.is_compiling():
         return finished(broadcast_(tensor, root_rank, name, process_set))
     return _core.submit(*_request(in_place(tensor), root_rank, name, process_set))

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from horovod import _core
 from horovod.common import barriers, handles
 from horovod.common.basics import basics as _basics
 from horovod.common.exceptions import HorovodInternalError, HorovodMismatchError
@@ -61,6 +62,8 @@ from horovod.torch.rows import (
 )
 from horovod.torch.sparse import sparse_allreduce_async
 
+_wait = _core.wait  # bound once: it is on the way of every small operation
+
 init = _basics.init
 shutdown = _basics.shutdown
 is_initialized = _basics.is_initialized
@@ -101,6 +104,8 @@ def synchronize(handle: int) -> Any:
         HorovodMismatchError: The ranks disagree about the tensor. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod was shut down.
     """
+    if type(handle) is int and handle > 0:
+        return _wait(handle)
     result = handle.result if isinstance(handle, Finished) else handles.synchronize(handle)
     return tuple(result) if isinstance(result, list) else result
 

@@ -36,11 +36,15 @@ from horovod.torch.requests import (
     reducescatter_request,
     start_all,
 )
-from horovod.torch.tensors import code_of, rows_of
+from horovod.torch.tensors import code_of, plain, rows_of
 
 # Bound once: these are on the way of every small operation.
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_ALLGATHER, _ALLTOALL, _REDUCESCATTER = _core.ALLGATHER, _core.ALLTOALL, _core.REDUCESCATTER
+_run_into_new, _submit_into_new = plain.run_into_new, plain.submit_into_new
+_no_compression = Compression.none
 
 
 def _wants_gradient(*tensors: Tensor) -> bool:
@@ -79,6 +83,10 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
         HorovodMismatchError: The ranks disagree about the tensor, or it is a scalar. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
+    if not _is_dynamo_compiling():
+        result = _run_into_new(_ALLGATHER, tensor, name, process_set)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     if _is_compiling():
         return _compiled_allgather(tensor, name, process_set)
     if isinstance(tensor, Tensor) and tensor.requires_grad and _is_grad_enabled():
@@ -193,6 +201,10 @@ def alltoall(
         HorovodMismatchError: The ranks disagree about the tensor, or it is a scalar. The job goes on.
         HorovodInternalError: A rank was lost, or Horovod is not running.
     """
+    if splits is None and not _is_dynamo_compiling():
+        result = _run_into_new(_ALLTOALL, tensor, name, process_set)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     if _is_compiling():
         return _compiled_alltoall(tensor, splits, name, process_set)
     if not (isinstance(tensor, Tensor) and tensor.requires_grad and _is_grad_enabled()):
@@ -267,6 +279,10 @@ def reducescatter(
         HorovodMismatchError: The ranks disagree about the tensor. The job goes on.
         HorovodInternalError: Another op, a rank was lost or has joined, or Horovod is not running.
     """
+    if compression is _no_compression and not _is_dynamo_compiling():
+        result = _run_into_new(_REDUCESCATTER, tensor, name, process_set, op, prescale_factor, postscale_factor)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
     compressed, context = compression.compress(tensor)
     if _is_compiling():
         reduced = _compiled_reducescatter(compressed, name, op, process_set, prescale_factor, postscale_factor)
@@ -287,6 +303,10 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """As reducescatter, but only starts it; returns a handle for poll and synchronize. Not differentiable."""
+    if not _is_dynamo_compiling():
+        handle = _submit_into_new(_REDUCESCATTER, tensor, name, process_set, op, prescale_factor, postscale_factor)
+        if handle is not NotImplemented:
+            return handle  # type: ignore[no-any-return]
     if _is_compiling():
         result = _compiled_reducescatter(tensor.detach(), name, op, process_set, prescale_factor, postscale_factor)
         return finished(result)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from horovod import _core
+from horovod.common.process_sets import global_process_set
 
 # dtype: its code in the engine.
 CODES: dict[torch.dtype, int] = {
@@ -56,6 +57,17 @@ _empty_like = torch.empty_like
 _frombuffer = torch.frombuffer
 # From 2.2 on; before it autograd can't be told.
 _increment_version = getattr(torch.autograd.graph, "increment_version", lambda tensor: None)
+
+# The short way of small operations (src/api/python_plain.h).
+plain = _core.plain_tensors(
+    getattr(Tensor, "__dlpack_c_exchange_api__", None),
+    Tensor,
+    torch.nn.Parameter,
+    torch.empty_like,
+    getattr(torch._C, "_increment_version", None),
+    vars(torch.compiler),
+    global_process_set,
+)
 
 # What an operation needs to know of its tensor: code, shape, input, output, result, keep_alive, as _core takes them.
 Memory = tuple[int, tuple[int, ...], int, int, Any, Any]

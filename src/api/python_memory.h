@@ -124,17 +124,21 @@ inline void rows_dealloc(PyObject* object) {
   deallocate(object);
 }
 
-inline PyObject* tuple_of(const std::vector<int64_t>& numbers) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(numbers.size()));
+inline PyObject* tuple_of(const int64_t* numbers, Py_ssize_t count) {
+  PyObject* tuple = PyTuple_New(count);
   if (tuple == nullptr) return nullptr;
-  for (size_t i = 0; i < numbers.size(); ++i) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* number = PyLong_FromLongLong(numbers[i]);
-    if (number == nullptr || PyTuple_SetItem(tuple, static_cast<Py_ssize_t>(i), number) != 0) {
+    if (number == nullptr || PyTuple_SetItem(tuple, i, number) != 0) {
       Py_DECREF(tuple);
       return nullptr;
     }
   }
   return tuple;
+}
+
+inline PyObject* tuple_of(const std::vector<int64_t>& numbers) {
+  return tuple_of(numbers.data(), static_cast<Py_ssize_t>(numbers.size()));
 }
 
 inline PyObject* rows_shape(PyObject* object, void*) { return tuple_of(*reinterpret_cast<Rows*>(object)->shape); }

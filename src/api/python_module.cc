@@ -1,11 +1,13 @@
 // horovod._core: the C interface for Python, and nothing above it. Names, dtypes and defaults are the bindings'
-// business; operations and handles are in python_operations.h, memory of the engine in python_memory.h, encryption in
-// python_tls.h, the life cycle and the module itself are here.
+// business; operations and handles are in python_operations.h, the short way of small ones in python_plain.h, memory of
+// the engine in python_memory.h, encryption in python_tls.h, the life cycle and the module itself are here.
 #include <new>
 #include <string>
 #include <vector>
 
 #include "api/python_operations.h"
+#include "api/python_plain_arrays.h"
+#include "api/python_plain_tensors.h"
 #include "api/python_tls.h"
 
 namespace horovod::python {
@@ -244,11 +246,6 @@ PyObject* py_counters(PyObject*, PyObject*) {
 
 // ---- The module -----------------------------------------------------------------------------------------------------
 
-template <typename Function>
-PyCFunction method(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
 PyMethodDef methods[] = {
     {"submit", method(py_submit), METH_FASTCALL,
      "submit(op, name, dtype, shape, in_ptr, out_ptr, reduce_op, root, process_set, prescale, postscale, result, "
@@ -273,6 +270,12 @@ PyMethodDef methods[] = {
      "wait_all(handles, results, errors)\n\nWaits for the handles of a list from the len(results)-th on. Appends to "
      "results what each returns; for one that has failed None, and to errors its exception."},
     {"forget", py_forget, METH_O, "forget(handle)\n\nGives up a handle without waiting for its operation."},
+    {"plain_arrays", py_plain_arrays, METH_VARARGS,
+     "plain_arrays(dense, other, empty, codes, global_process_set) -> Plain\n\nThe short way for NumPy's arrays."},
+    {"plain_tensors", py_plain_tensors, METH_VARARGS,
+     "plain_tensors(exchange_api, type, parameter_type, empty_like, increment_version, compiler, global_process_set) "
+     "-> "
+     "Plain\n\nThe short way for PyTorch's tensors."},
     {"init", method(py_init), METH_VARARGS | METH_KEYWORDS, "init(**config)\n\nStarts the engine: see hvd_config."},
     {"shutdown", py_shutdown, METH_NOARGS, "shutdown()\n\nStops the engine; everything pending fails."},
     {"is_initialized", py_is_initialized, METH_NOARGS, "is_initialized() -> bool"},
@@ -351,6 +354,10 @@ PyMODINIT_FUNC PyInit__core() {
   PyObject* shared_memory = make_shared_memory_type();
   PyObject* rows = make_rows_type();
   PyObject* tls_session = make_tls_session_type();
+  if (make_plain_type() == nullptr) {
+    Py_DECREF(module);
+    return nullptr;
+  }
   if (shared_memory == nullptr || PyModule_AddObjectRef(module, "SharedMemory", shared_memory) != 0 ||
       rows == nullptr || PyModule_AddObjectRef(module, "Rows", rows) != 0 || tls_session == nullptr ||
       PyModule_AddObjectRef(module, "TlsSession", tls_session) != 0) {

@@ -54,6 +54,7 @@ inline auto& abandoned = *new std::vector<Abandoned>();
 
 inline void give_up(Held* held) {
   for (int i = 0; i < held->n_buffers; ++i) PyBuffer_Release(&held->buffers[i]);
+  delete[] std::exchange(held->buffers, nullptr);
   held->n_buffers = 0;
   Py_CLEAR(held->keep_alive);
   Py_CLEAR(held->result);
@@ -133,7 +134,6 @@ inline PyObject* finish(bool calls_result, PyObject* result, PyObject* given) {
 // ---- Starting and running -------------------------------------------------------------------------------------------
 
 inline PyObject* start(const hvd_request& request, Held* held) {
-  if (!abandoned.empty()) sweep_abandoned();
   hvd_handle handle = 0;
   const hvd_status status = hvd_submit(&request, &handle);
   if (status != HVD_OK) {
@@ -141,30 +141,35 @@ inline PyObject* start(const hvd_request& request, Held* held) {
     give_up(held);
     return nullptr;
   }
-  // The copy of a Py_buffer is good for releasing it; its shape, which may point into the original, is not used again.
   records[handle].held = *held;
   return PyLong_FromLongLong(handle);
 }
 
-inline PyObject* run(const hvd_request& request, Held* held) {
-  if (!abandoned.empty()) sweep_abandoned();
-  hvd_handle handle = 0;
+// Runs an operation to its end with the GIL released. False: an exception is set, and `held` is given up, or kept as
+// long as the engine uses the memory.
+inline bool complete(const hvd_request& request, Held* held, hvd_handle* handle) {
+  *handle = 0;
   PyThreadState* thread = PyEval_SaveThread();
-  hvd_status status = hvd_run(&request, kSliceMs, &handle);
+  hvd_status status = hvd_run(&request, kSliceMs, handle);
   PyEval_RestoreThread(thread);
   if (status == HVD_PENDING) {
-    status = wait_in_slices(handle);
-    if (status == HVD_PENDING) {  // interrupted: the engine still uses the memory
-      abandoned.push_back({handle, *held});
-      return nullptr;
+    status = wait_in_slices(*handle);
+    if (status == HVD_PENDING) {  // interrupted
+      abandoned.push_back({*handle, *held});
+      return false;
     }
   }
-  bool good = false;
-  if (status == HVD_OK) {
-    good = receive(handle, held);
-  } else {
-    raise_status(status, hvd_last_error());
-  }
+  if (status == HVD_OK) return true;
+  raise_status(status, hvd_last_error());
+  if (*handle != 0) hvd_release(*handle);
+  give_up(held);
+  return false;
+}
+
+inline PyObject* run(const hvd_request& request, Held* held) {
+  hvd_handle handle = 0;
+  if (!complete(request, held, &handle)) return nullptr;
+  const bool good = receive(handle, held);
   if (handle != 0) hvd_release(handle);
   PyObject* result = std::exchange(held->result, nullptr);
   PyObject* given = std::exchange(held->given, nullptr);
@@ -181,6 +186,7 @@ PyObject* with_pointers(const char* function, PyObject* const* args, Py_ssize_t 
   std::vector<int64_t> splits;
   hvd_request request;
   Held held;
+  if (!abandoned.empty()) sweep_abandoned();
   if (parse_pointers(function, args, count, shape, &splits, &request, &held)) return act(request, &held);
   give_up(&held);
   return nullptr;
@@ -191,6 +197,7 @@ PyObject* with_buffers(const char* function, PyObject* const* args, Py_ssize_t c
   std::vector<int64_t> splits;
   hvd_request request;
   Held held;
+  if (!abandoned.empty()) sweep_abandoned();
   if (parse_buffers(function, args, count, &splits, &request, &held)) return act(request, &held);
   give_up(&held);
   return nullptr;
@@ -213,6 +220,16 @@ inline PyObject* py_run_buffers(PyObject*, PyObject* const* args, Py_ssize_t cou
 
 inline PyObject* py_forget(PyObject*, PyObject* argument);
 
+// While an exception is set: nobody will wait for the operations of a list of handles.
+inline void forget_all(PyObject* handles) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  for (Py_ssize_t i = 0; i < PyList_Size(handles); ++i) {
+    Py_XDECREF(py_forget(nullptr, PyList_GetItem(handles, i)));
+  }
+  PyErr_Restore(type, value, traceback);
+}
+
 // Starts an operation for each tuple of arguments in a list. If one is refused those before it go on, since other ranks
 // may wait for them, but nobody gets their results.
 inline PyObject* submit_each(PyObject* requests, PyObject* (*submit)(PyObject*, PyObject* const*, Py_ssize_t)) {
@@ -229,12 +246,7 @@ inline PyObject* submit_each(PyObject* requests, PyObject* (*submit)(PyObject*, 
     const bool good = handle != nullptr && PyList_Append(handles, handle) == 0;
     Py_XDECREF(handle);
     if (good) continue;
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    for (Py_ssize_t started = 0; started < PyList_Size(handles); ++started) {
-      Py_XDECREF(py_forget(nullptr, PyList_GetItem(handles, started)));
-    }
-    PyErr_Restore(type, value, traceback);
+    forget_all(handles);
     Py_DECREF(handles);
     return nullptr;
   }

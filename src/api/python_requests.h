@@ -16,7 +16,7 @@ static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "shapes are handed over wit
 
 // What keeps the memory of one operation alive, and what becomes of its result: see python_operations.h.
 struct Held {
-  Py_buffer buffers[2];
+  Py_buffer* buffers = nullptr;  // room for two, if any was exported
   int n_buffers = 0;
   hvd_op op = HVD_ALLREDUCE;
   hvd_dtype dtype = HVD_UINT8;
@@ -146,6 +146,11 @@ inline bool parse_pointers(const char* function, PyObject* const* args, Py_ssize
 
 // A dense buffer of `object`, or a ValueError that says what is wrong with it.
 inline bool get_buffer(PyObject* object, bool writable, PyObject* name, Held* held) {
+  if (held->buffers == nullptr) held->buffers = new (std::nothrow) Py_buffer[2];
+  if (held->buffers == nullptr) {
+    PyErr_NoMemory();
+    return false;
+  }
   Py_buffer* view = &held->buffers[held->n_buffers];
   if (PyObject_GetBuffer(object, view, writable ? PyBUF_ND | PyBUF_WRITABLE : PyBUF_ND) == 0) {
     ++held->n_buffers;
