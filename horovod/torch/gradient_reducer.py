@@ -23,10 +23,11 @@ from horovod.torch.compression import Compression
 from horovod.torch.gradient_slot import NamedParameters, Slot, SlotGroup
 from horovod.torch.mpi_ops import Average, allreduce, sparse_allreduce_async
 from horovod.torch.presence import Presence
-from horovod.torch.tensors import in_place
+from horovod.torch.tensors import in_place, plain
 
 # Bound once: these are on the way of every gradient.
 _submit = _core.submit
+_submit_in_place = plain.submit_in_place
 _wait = _core.wait
 _ALLREDUCE = _core.ALLREDUCE
 
@@ -251,6 +252,12 @@ class GradientReducer:
         if not self._anything_started:
             self._begin_to_start()
         # What allreduce_async_ does, without finding out again what does not change: this runs once a gradient.
+        handle = _submit_in_place(
+            _ALLREDUCE, wire, slot.name, self._process_set, self._op, self._prescale, self._postscale
+        )
+        if handle is not NotImplemented:
+            slot.handle = handle
+            return
         code, shape, source, target, result, keep_alive = in_place(wire)
         set_id = self._process_set.process_set_id
         if set_id is None:

@@ -2,7 +2,8 @@
 // them is gone it is freed.
 //   horovod._core.SharedMemory   made by Python, from hvd_alloc
 //   horovod._core.Rows           made by the engine: the result of an allgather or alltoall
-// Neither takes part in garbage collection, so making one runs no other Python code. Included by python_module.cc
+//   horovod._core.RowsMemory     the same without what is known of the rows, under an array that knows it
+// None takes part in garbage collection, so making one runs no other Python code. Included by python_module.cc
 // alone.
 #ifndef HOROVOD_API_PYTHON_MEMORY_H_
 #define HOROVOD_API_PYTHON_MEMORY_H_
@@ -34,6 +35,7 @@ struct Rows {
 };
 
 inline PyTypeObject* rows_type = nullptr;
+inline PyTypeObject* rows_memory_type = nullptr;
 
 template <typename Object>
 Object* allocate(PyTypeObject* type) {
@@ -96,6 +98,12 @@ inline PyObject* make_shared_memory_type() {
 
 // ---- Rows -----------------------------------------------------------------------------------------------------------
 
+inline Py_ssize_t bytes_of(const hvd_result& result, Py_ssize_t element_bytes) {
+  Py_ssize_t bytes = element_bytes;
+  for (int32_t i = 0; i < result.ndim; ++i) bytes *= result.shape[i];
+  return bytes;
+}
+
 // Takes the memory of `result`, whose elements have `element_bytes`; frees it if there is no memory for the object.
 inline PyObject* make_rows(const hvd_result& result, Py_ssize_t element_bytes) {
   auto* self = allocate<Rows>(rows_type);  // zeroed
@@ -104,8 +112,7 @@ inline PyObject* make_rows(const hvd_result& result, Py_ssize_t element_bytes) {
     return nullptr;
   }
   self->base.memory = result.data;
-  self->base.bytes = element_bytes;
-  for (int32_t i = 0; i < result.ndim; ++i) self->base.bytes *= result.shape[i];
+  self->base.bytes = bytes_of(result, element_bytes);
   try {
     self->shape = new std::vector<int64_t>(result.shape, result.shape + result.ndim);
     self->received = new std::vector<int64_t>(result.received, result.received + result.n_received);
@@ -114,6 +121,23 @@ inline PyObject* make_rows(const hvd_result& result, Py_ssize_t element_bytes) {
     return PyErr_NoMemory();
   }
   return reinterpret_cast<PyObject*>(self);
+}
+
+// As make_rows.
+inline PyObject* make_rows_memory(const hvd_result& result, Py_ssize_t element_bytes) {
+  auto* self = allocate<Memory>(rows_memory_type);
+  if (self == nullptr) {
+    hvd_free_data(result.data);
+    return nullptr;
+  }
+  self->memory = result.data;
+  self->bytes = bytes_of(result, element_bytes);
+  return reinterpret_cast<PyObject*>(self);
+}
+
+inline void rows_memory_dealloc(PyObject* object) {
+  hvd_free_data(reinterpret_cast<Memory*>(object)->memory);
+  deallocate(object);
 }
 
 inline void rows_dealloc(PyObject* object) {
@@ -161,6 +185,20 @@ inline PyObject* make_rows_type() {
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
   PyObject* type = PyType_FromSpec(&spec);
   rows_type = reinterpret_cast<PyTypeObject*>(type);
+  return type;
+}
+
+inline PyObject* make_rows_memory_type() {
+  static PyType_Slot slots[] = {
+      {Py_tp_dealloc, reinterpret_cast<void*>(rows_memory_dealloc)},
+      {Py_bf_getbuffer, reinterpret_cast<void*>(memory_getbuffer)},
+      {Py_tp_doc, const_cast<char*>("The memory under the result of an allgather or alltoall.")},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"horovod._core.RowsMemory", sizeof(Memory), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+  PyObject* type = PyType_FromSpec(&spec);
+  rows_memory_type = reinterpret_cast<PyTypeObject*>(type);
   return type;
 }
 

@@ -354,7 +354,7 @@ PyMODINIT_FUNC PyInit__core() {
   PyObject* shared_memory = make_shared_memory_type();
   PyObject* rows = make_rows_type();
   PyObject* tls_session = make_tls_session_type();
-  if (make_plain_type() == nullptr) {
+  if (make_plain_type() == nullptr || make_rows_memory_type() == nullptr) {
     Py_DECREF(module);
     return nullptr;
   }

@@ -85,7 +85,7 @@ class Arrays : public Framework {
   }
 
   PyObject* make_result(const hvd_result& result, hvd_dtype dtype, PyObject* type) const override {
-    PyObject* rows = make_rows(result, kElementBytes[dtype]);
+    PyObject* rows = make_rows_memory(result, kElementBytes[dtype]);
     PyObject* shape = rows == nullptr ? nullptr : tuple_of(result.shape, result.ndim);
     PyObject* array = nullptr;
     if (shape != nullptr) {
