@@ -131,7 +131,9 @@ class Plain:
         /,
     ) -> Any: ...
 
-def plain_arrays(dense: Any, other: Any, empty: Any, codes: dict[Any, int], global_process_set: object, /) -> Plain: ...
+def plain_arrays(
+    dense: Any, other: Any, array_api: object, codes: dict[Any, int], global_process_set: object, /
+) -> Plain: ...
 def plain_tensors(
     exchange_api: object,
     type: type,

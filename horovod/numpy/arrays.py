@@ -5,6 +5,7 @@ knows nothing of strides, and ranks can't see each other's: so any other layout 
 result is a new array, and refused where the operation is in place.
 """
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,13 @@ CODES: dict[Any, int] = {
 # Bound once: this is on the way of every small operation.
 known_code = CODES.get
 _ndarray = np.ndarray
-# The short way of small operations (src/api/python_plain.h): two arrays show it that it can read them.
+# The short way of small operations (src/api/python_plain.h): two arrays show it that it can read them. The module with
+# NumPy's C functions was imported with NumPy; its name was another one in 1.x.
 _other = np.zeros((3, 2), np.int16).T
 _other.flags.writeable = False
-plain = _core.plain_arrays(np.zeros((2, 3), np.float32), _other, np.empty, CODES, global_process_set)
+_c_functions = sys.modules.get("numpy._core.multiarray") or sys.modules.get("numpy.core.multiarray")
+_array_api = getattr(_c_functions, "_ARRAY_API", None)
+plain = _core.plain_arrays(np.zeros((2, 3), np.float32), _other, _array_api, CODES, global_process_set)
 # Names of dtypes of the package ml_dtypes: size in bytes, code.
 _FOREIGN = {
     "bfloat16": (2, _core.BFLOAT16),

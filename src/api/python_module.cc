@@ -271,7 +271,7 @@ PyMethodDef methods[] = {
      "results what each returns; for one that has failed None, and to errors its exception."},
     {"forget", py_forget, METH_O, "forget(handle)\n\nGives up a handle without waiting for its operation."},
     {"plain_arrays", py_plain_arrays, METH_VARARGS,
-     "plain_arrays(dense, other, empty, codes, global_process_set) -> Plain\n\nThe short way for NumPy's arrays."},
+     "plain_arrays(dense, other, array_api, codes, global_process_set) -> Plain\n\nThe short way for NumPy's arrays."},
     {"plain_tensors", py_plain_tensors, METH_VARARGS,
      "plain_tensors(exchange_api, type, parameter_type, empty_like, increment_version, compiler, global_process_set) "
      "-> "

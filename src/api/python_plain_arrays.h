@@ -1,13 +1,15 @@
 // NumPy's arrays for python_plain.h. Included by python_module.cc alone.
 //
 // An array is read where NumPy keeps its parts, instead of by the buffer protocol, which makes a description of it by
-// every call. The layout is part of NumPy's binary interface (PyArrayObject_fields in its ndarraytypes.h: what every
-// extension has compiled in), the same in 1.x and 2.x. It is still compared with what the buffer protocol says of two
-// arrays when Horovod is imported: if anything differs, no array is plain.
+// every call, and made by NumPy's table of C functions. Both are NumPy's binary interface, which every extension has
+// compiled in and which is the same in 1.x and 2.x: PyArrayObject_fields of its ndarraytypes.h, and _ARRAY_API. What is
+// used of it is declared here. The table has a version, and the layout is compared with what the buffer protocol says
+// of two arrays when Horovod is imported: if anything differs, no array is plain.
 #ifndef HOROVOD_API_PYTHON_PLAIN_ARRAYS_H_
 #define HOROVOD_API_PYTHON_PLAIN_ARRAYS_H_
 
 #include <algorithm>
+#include <iterator>
 
 #include "api/python_plain.h"
 
@@ -24,8 +26,30 @@ struct ArrayFields {
 };
 
 constexpr int kCContiguous = 0x0001;
+constexpr int kAligned = 0x0100;
 constexpr int kWriteable = 0x0400;
 constexpr int kWarnOnWrite = static_cast<int>(0x80000000U);
+
+// The functions of _ARRAY_API that we use, and the versions of which they are part. Both take a reference of the second
+// argument.
+constexpr unsigned kArrayVersions[] = {0x01000009, 0x02000000};
+using GetVersion = unsigned (*)();
+using NewFromDtype = PyObject* (*)(PyTypeObject* type, PyObject* dtype, int ndim, const int64_t* shape,
+                                   const int64_t* strides, void* data, int flags, PyObject* like);
+using SetBase = int (*)(PyObject* array, PyObject* base);
+struct ArrayFunctions {
+  NewFromDtype new_from_dtype = nullptr;
+  SetBase set_base = nullptr;
+};
+
+// None, without an exception, if this is no such table.
+inline ArrayFunctions array_functions(PyObject* capsule) {
+  if (PyCapsule_IsValid(capsule, nullptr) == 0) return {};
+  auto* table = static_cast<void**>(PyCapsule_GetPointer(capsule, nullptr));
+  const unsigned version = reinterpret_cast<GetVersion>(table[0])();
+  if (std::find(std::begin(kArrayVersions), std::end(kArrayVersions), version) == std::end(kArrayVersions)) return {};
+  return {reinterpret_cast<NewFromDtype>(table[94]), reinterpret_cast<SetBase>(table[282])};
+}
 
 // Whether the fields of an array are what the buffer protocol and the attribute `dtype` say.
 inline bool has_array_fields(PyObject* array, bool dense_and_writable) {
@@ -50,10 +74,9 @@ inline bool has_array_fields(PyObject* array, bool dense_and_writable) {
 class Arrays : public Framework {
  public:
   // `codes`: the engine's code of each dtype; may grow.
-  Arrays(PyTypeObject* type, PyObject* empty, PyObject* codes, bool readable)
-      : type_(type), empty_(empty), codes_(codes), readable_(readable) {
+  Arrays(PyTypeObject* type, PyObject* codes, ArrayFunctions numpy, bool readable)
+      : type_(type), codes_(codes), numpy_(numpy), readable_(readable) {
     Py_INCREF(reinterpret_cast<PyObject*>(type));
-    Py_INCREF(empty);
     Py_INCREF(codes);
   }
 
@@ -76,42 +99,44 @@ class Arrays : public Framework {
     int64_t extents[HVD_MAX_DIMS];
     std::copy_n(dense.shape, dense.ndim, extents);
     if (rows >= 0) extents[0] = rows;
-    PyObject* shape = tuple_of(extents, dense.ndim);
-    if (shape == nullptr) return nullptr;
-    PyObject* output = PyObject_CallFunctionObjArgs(empty_, shape, dense.type, nullptr);
-    Py_DECREF(shape);
+    Py_INCREF(dense.type);
+    PyObject* output = numpy_.new_from_dtype(type_, dense.type, dense.ndim, extents, nullptr, nullptr, 0, nullptr);
     if (output != nullptr) *data = reinterpret_cast<const ArrayFields*>(output)->data;
     return output;
   }
 
   PyObject* make_result(const hvd_result& result, hvd_dtype dtype, PyObject* type) const override {
-    PyObject* rows = make_rows_memory(result, kElementBytes[dtype]);
-    PyObject* shape = rows == nullptr ? nullptr : tuple_of(result.shape, result.ndim);
-    PyObject* array = nullptr;
-    if (shape != nullptr) {
-      array = PyObject_CallFunctionObjArgs(reinterpret_cast<PyObject*>(type_), shape, type, rows, nullptr);
+    PyObject* memory = make_rows_memory(result, kElementBytes[dtype]);
+    if (memory == nullptr) return nullptr;
+    Py_INCREF(type);
+    PyObject* array = numpy_.new_from_dtype(type_, type, result.ndim, result.shape, nullptr, result.data,
+                                            kCContiguous | kAligned | kWriteable, nullptr);
+    if (array == nullptr) {
+      Py_DECREF(memory);
+    } else if (numpy_.set_base(array, memory) != 0) {
+      Py_CLEAR(array);
     }
-    Py_XDECREF(shape);
-    Py_XDECREF(rows);  // the array has it
     return array;
   }
 
  private:
   PyTypeObject* const type_;
-  PyObject* const empty_;
   PyObject* const codes_;
+  const ArrayFunctions numpy_;
   const bool readable_;
 };
 
-// plain_arrays(dense, other, empty, codes, global_process_set): see _core.pyi.
+// plain_arrays(dense, other, array_api, codes, global_process_set): see _core.pyi.
 inline PyObject* py_plain_arrays(PyObject*, PyObject* args) {
-  PyObject *dense, *other, *empty, *codes, *global_process_set;
-  if (PyArg_ParseTuple(args, "OOOO!O:plain_arrays", &dense, &other, &empty, &PyDict_Type, &codes,
+  PyObject *dense, *other, *array_api, *codes, *global_process_set;
+  if (PyArg_ParseTuple(args, "OOOO!O:plain_arrays", &dense, &other, &array_api, &PyDict_Type, &codes,
                        &global_process_set) == 0) {
     return nullptr;
   }
-  const bool readable = has_array_fields(dense, true) && has_array_fields(other, false);
-  return make_plain(new (std::nothrow) Arrays(Py_TYPE(dense), empty, codes, readable), global_process_set);
+  const ArrayFunctions numpy = array_functions(array_api);
+  const bool readable =
+      numpy.new_from_dtype != nullptr && has_array_fields(dense, true) && has_array_fields(other, false);
+  return make_plain(new (std::nothrow) Arrays(Py_TYPE(dense), codes, numpy, readable), global_process_set);
 }
 
 }  // namespace horovod::python
