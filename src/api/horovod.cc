@@ -407,14 +407,29 @@ hvd_status hvd_get_counters(hvd_counters* counters) {
     const auto running = running_engine();
     const hvd::Counters& c = running->counters();
     if (counters->struct_size != sizeof(hvd_counters)) throw InvalidError("hvd_counters: unknown size");
-    *counters = {sizeof(hvd_counters),     c.requests_submitted.get(), c.requests_by_bit.get(),
-                 c.request_messages.get(), c.log_entries.get(),        c.batches.get(),
-                 c.tensors.get(),          c.bytes_in.get(),           c.chunks.get(),
-                 c.bytes_placed.get(),     c.doorbells.get(),          c.sleeps.get(),
-                 c.role_changes.get(),     c.log_bytes.get(),          c.cache_evictions.get(),
-                 c.stall_warnings.get(),   c.net_bytes_out.get(),      c.net_payload_out.get(),
-                 c.net_frames_out.get(),   c.control_bytes.get(),      c.control_records.get(),
-                 c.requests_standing.get()};
+    *counters = {sizeof(hvd_counters),
+                 c.requests_submitted.get(),
+                 c.requests_by_bit.get(),
+                 c.request_messages.get(),
+                 c.log_entries.get(),
+                 c.batches.get(),
+                 c.tensors.get(),
+                 c.bytes_in.get(),
+                 c.chunks.get(),
+                 c.bytes_placed.get(),
+                 c.doorbells.get(),
+                 c.sleeps.get(),
+                 c.role_changes.get(),
+                 c.log_bytes.get(),
+                 c.cache_evictions.get(),
+                 c.stall_warnings.get(),
+                 c.net_bytes_out.get(),
+                 c.net_payload_out.get(),
+                 c.net_frames_out.get(),
+                 c.control_bytes.get(),
+                 c.control_records.get(),
+                 c.requests_standing.get(),
+                 c.requests_in_sequence.get()};
     return HVD_OK;
   });
 }

@@ -270,7 +270,8 @@ typedef struct {
   uint64_t net_frames_out;
   uint64_t control_bytes;  // sent between the ranks that speak for their hosts
   uint64_t control_records;
-  uint64_t requests_standing;  // of those by a cached id: submitted under a standing order, without agreement
+  uint64_t requests_standing;     // of those by a cached id: submitted under a standing order, without agreement
+  uint64_t requests_in_sequence;  // of those by a cached id: counted, as the next one of a step that is repeated
 } hvd_counters;
 HVD_EXPORT hvd_status hvd_get_counters(hvd_counters* counters);
 

@@ -229,6 +229,7 @@ PyObject* py_counters(PyObject*, PyObject*) {
       {"control_bytes", counters.control_bytes},
       {"control_records", counters.control_records},
       {"requests_standing", counters.requests_standing},
+      {"requests_in_sequence", counters.requests_in_sequence},
   };
   PyObject* dict = PyDict_New();
   if (dict == nullptr) return nullptr;

@@ -10,8 +10,6 @@ namespace hvd {
 namespace {
 
 constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
-// Keeps one entry well below the size of the log.
-constexpr size_t kMostIdsPerRun = 8192;
 
 bool same_class(const Meta& a, const Meta& b) {
   return a.op == b.op && a.dtype == b.dtype && a.reduce_op == b.reduce_op && a.root == b.root &&
@@ -41,6 +39,7 @@ bool Coordinator::poll() {
   bool moved = hosts_.alone() ? false : take_from_hosts();
   moved |= desk_.poll(*this);
   if (!joined_.empty()) submit_for_joined();
+  if (live_sequences_ > 0) moved |= poll_sequences();
   while (!no_id_yet_.empty() && (!free_cached_.empty() || !free_uncached_.empty())) {
     auto [key, pending] = std::move(no_id_yet_.front());
     no_id_yet_.pop_front();
@@ -61,6 +60,7 @@ bool Coordinator::poll() {
     const Nanoseconds now = settings_.now();
     if (now - last_stall_check_ >= kStallCheckInterval) {
       last_stall_check_ = now;
+      if (live_sequences_ > 0) end_stuck_sequences();
       desk_.look_for_waiting(*this);
       check_stalls(settings_.now());
     }
@@ -78,6 +78,7 @@ uint64_t Coordinator::prepare_sleep() {
     }
   }
   desk_.wake_after(missing);
+  if (live_sequences_ > 0) prepare_sequences();
   return interest::kUrgent | (ready_count_ > 0 ? 0 : interest::kRequest);
 }
 
@@ -288,6 +289,7 @@ void Coordinator::make_room() {
 
 void Coordinator::withdraw(uint32_t id) {
   Name& name = names_[id];
+  if (SequenceState* const sequence = find_sequence(name.sequence)) end_sequence(*sequence);
   name.state = IdState::kWithdrawn;
   ids_.erase(name.key);
   end_order(name);
@@ -307,10 +309,12 @@ void Coordinator::add_ready(uint32_t id, bool wanted) {
     queue.expected = queue.seen;
     queue.seen = 0;
     ++queue.step;
+    consider_sequence(queue);
   }
   name.step = queue.step;
   ++queue.seen;
   queue.ids.push_back(id);
+  if (queue.step_ids.size() <= kMostIdsPerRun) queue.step_ids.push_back(id);  // more are no step that is repeated
   queue.bytes += name.bytes;
   queue.last_added = settings_.now();
   queue.wanted |= wanted;
@@ -349,6 +353,7 @@ void Coordinator::close(Queue& queue) {
   uint64_t bytes = 0;
   std::vector<uint32_t> uncached;
   const bool alone_and_wanted = queue.ids.size() == 1 && queue.wanted;
+  ++queue.closed;
   for (const uint32_t id : queue.ids) {
     Name& name = names_[id];
     consider_order(id, alone_and_wanted);

@@ -25,7 +25,8 @@
 // host sees the same entries in the same order, and whatever a host has told about an id precedes its release of it.
 //
 // A name that is run alone again and again may get a standing order, by which its members need no agreement: see
-// standing_orders.h.
+// standing_orders.h. Names that are run together again and again, in the same order, may become a sequence, on which
+// the ranks of one host agree by counting: see sequences.h.
 //
 // Ids beyond the cache's capacity have no slot: they are defined, run once and evicted.
 //
@@ -53,6 +54,7 @@
 #include "engine/host_desk.h"
 #include "engine/host_messages.h"
 #include "engine/hosts.h"
+#include "engine/sequences.h"
 #include "engine/world.h"
 #include "transport/trays.h"
 
@@ -63,6 +65,8 @@ class Coordinator final : private HostDesk::Listener {
   static constexpr Nanoseconds kQuiet = HostDesk::kQuiet;
   static constexpr Nanoseconds kStallCheckInterval = 1'000'000'000;
   static constexpr uint32_t kUncachedIds = 1024;
+  // Keeps one entry well below the size of the log.
+  static constexpr size_t kMostIdsPerRun = 8192;
 
   // set_busy(set): whether this rank still runs a batch of that set.
   Coordinator(const World& world, const Settings& settings, std::shared_ptr<Segment> segment, Doorbells& doorbells,
@@ -72,13 +76,14 @@ class Coordinator final : private HostDesk::Listener {
   // Throws BadMessage.
   bool poll();
   // Whether poll() would find something new; safe to ask after arming the doorbell.
-  bool has_news() const { return desk_.has_news(); }
+  bool has_news() const { return desk_.has_news() || sequences_have_news(); }
   // Before this rank sleeps: says which submissions are worth a wake. Returns the interests to arm.
   uint64_t prepare_sleep();
   // Whether ready names wait for nothing but time, or something waits for the log's readers, who ring nobody: poll()
   // must be called again within kQuiet.
   bool ticking() const {
-    return (ready_count_ > 0 && !stopped_) || desk_.ticking() || !no_id_yet_.empty() || !joined_.empty();
+    return (ready_count_ > 0 && !stopped_) || sequences_gather() || desk_.ticking() || !no_id_yet_.empty() ||
+           !joined_.empty();
   }
   // Ends the job on all ranks with this error.
   void stop(hvd_status status, const std::string& text);
@@ -97,6 +102,7 @@ class Coordinator final : private HostDesk::Listener {
     int queue = -1;      // index into queues_
     int alone = 0;       // how often in a row it was run by itself, with somebody waiting for it
     uint64_t order = 0;  // standing
+    uint64_t sequence = 0;
     // The round that is not complete yet.
     std::vector<int> arrived;  // hosts
     bool wanted = false, with_joined = false;
@@ -135,10 +141,31 @@ class Coordinator final : private HostDesk::Listener {
     Nanoseconds last_added = 0;
     bool wanted = false;
     uint64_t step = 1, seen = 0, expected = 0;
+    std::vector<uint32_t> step_ids, last_step;  // in the order in which they became ready
+    size_t closed = 0;                          // times in this step
+    uint64_t equal_steps = 0, equal_steps_needed = 0;
+  };
+
+  struct SequenceState {
+    uint64_t number = 0;  // 0: there is none
+    int place = 0, set = 0;
+    std::vector<int> members;  // local ranks
+    std::vector<uint32_t> ids;
+    uint64_t ready = 0, run = 0;  // submissions
+    uint64_t wake = 0;            // as prepare_sequences() has stored it
+    Nanoseconds last_added = 0;
+    uint64_t last_use = 0;
+    size_t closed = 0;  // batches of this step
+    int torn_steps = 0;
+    uint64_t ready_at_look = 0, most_at_look = 0;  // for stalls
+
+    uint32_t id(uint64_t submission) const { return ids[submission % ids.size()]; }
+    // Of the step to which the next submission to run belongs.
+    uint64_t step_end() const { return (run / ids.size() + 1) * ids.size(); }
   };
 
   // Hosts, requests, ids, batches: coordinator.cc. Joined ranks and process sets: coordinator_membership.cc. Standing
-  // orders: coordinator_orders.cc.
+  // orders: coordinator_orders.cc. Sequences: coordinator_sequences.cc.
   void request(int rank, const ToCoordinator& message, BytesView bytes) override;
   void ready(uint32_t id, bool wanted, bool with_joined) override;
   void wanted(uint32_t id) override;
@@ -155,6 +182,8 @@ class Coordinator final : private HostDesk::Listener {
   void take(int rank, const Revoke& message);
   void take(int rank, const Ended& message);
   void take(int rank, const Vacated& message);
+  void take(int rank, const Disorder& message);
+  void take(int rank, const Arrived& message);
   void consider_order(uint32_t id, bool alone_and_wanted);
   bool may_stand(uint32_t id) const;
   bool shares_hosts(int set) const;
@@ -162,6 +191,21 @@ class Coordinator final : private HostDesk::Listener {
   int free_tray() const;
   void end_order(Name& name);
   void end_all_orders();
+  void consider_sequence(Queue& queue);
+  SequenceState* find_sequence(uint64_t number);
+  uint64_t ready_of(const SequenceState& sequence) const;
+  uint64_t wanted_of(const SequenceState& sequence) const;
+  bool poll_sequences();
+  void check_ready(const SequenceState& sequence, uint64_t ready) const;
+  bool must_close(const SequenceState& sequence) const;
+  void run_ready(SequenceState& sequence);
+  void close(SequenceState& sequence);
+  void end_sequence(SequenceState& sequence);
+  void end_all_sequences();
+  void end_stuck_sequences();
+  bool sequences_gather() const;
+  void prepare_sequences();
+  bool sequences_have_news() const;
   void join(int rank);
   void end_join();
   void submit_for_joined();
@@ -179,8 +223,10 @@ class Coordinator final : private HostDesk::Listener {
   bool must_close(const Queue& queue, Nanoseconds now) const;
   void close(Queue& queue);
   void append(const LogEntry& entry);
-  // What has a standing order is used, although not by way of us.
-  uint64_t last_use(uint32_t id) const { return names_[id].order != 0 ? use_clock_ : names_[id].last_use; }
+  // What has a standing order or is in a sequence is used, although not by way of its name.
+  uint64_t last_use(uint32_t id) const {
+    return names_[id].order != 0 || names_[id].sequence != 0 ? use_clock_ : names_[id].last_use;
+  }
   bool cached(uint32_t id) const { return id < static_cast<uint32_t>(segment_->cache_capacity()); }
   void check_stalls(Nanoseconds now);
   void report_stall(const Key& key, const Meta& meta, const std::vector<int>& arrived, const std::vector<int>& missing,
@@ -208,6 +254,10 @@ class Coordinator final : private HostDesk::Listener {
   std::map<uint64_t, EndingOrder> ending_orders_;
   uint64_t last_order_ = 0;
   std::array<Tray, Trays::kTrays> trays_;
+  std::array<SequenceState, Segment::kMaxSequences> sequences_;  // by place
+  int live_sequences_ = 0;
+  uint64_t last_sequence_ = 0;
+  std::map<uint64_t, size_t> ending_sequences_;  // and how many members have not read that
   std::vector<Queue> queues_;
   size_t ready_count_ = 0;
   uint64_t use_clock_ = 0;

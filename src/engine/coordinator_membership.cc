@@ -14,12 +14,13 @@ bool Coordinator::works_with_join(hvd_op op) {
 void Coordinator::join(int rank) {
   joined_.push_back(rank);
   end_all_orders();
+  end_all_sequences();
   end_join();
 }
 
 // If everybody has joined, and nothing that was submitted before is still unheard of.
 void Coordinator::end_join() {
-  if (joined_.size() < sets_[0].size() || !ending_orders_.empty()) return;
+  if (joined_.size() < sets_[0].size() || !ending_orders_.empty() || !ending_sequences_.empty()) return;
   // What ranks have left pending ends first: after JoinEnd nobody contributes on their behalf any more.
   submit_for_joined();
   for (Queue& queue : queues_) {

@@ -47,7 +47,7 @@ bool Coordinator::may_stand(uint32_t id) const {
   const bool one_host = hosts_of_set_[static_cast<size_t>(name.key.set)].size() == 1;
   const bool sums =
       name.meta.op == HVD_ALLREDUCE && name.meta.reduce_op != HVD_ADASUM && (one_host || !settings_.allreduce_ring);
-  return cached(id) && name.order == 0 && sums && small && few && joined_.empty() &&
+  return cached(id) && name.order == 0 && name.sequence == 0 && sums && small && few && joined_.empty() &&
          (!shares_hosts(name.key.set) || free_tray() >= 0);
 }
 

@@ -28,6 +28,7 @@
 #ifndef HOROVOD_ENGINE_ENGINE_H_
 #define HOROVOD_ENGINE_ENGINE_H_
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -48,6 +49,7 @@
 #include "engine/liveness.h"
 #include "engine/messages.h"
 #include "engine/request.h"
+#include "engine/sequences.h"
 #include "engine/standing_orders.h"
 #include "engine/world.h"
 #include "transport/arena.h"
@@ -101,6 +103,9 @@ class Engine {
     Meta meta;
     NameEntry* name = nullptr;  // in names_, where it stays for as long as it has this id
     uint64_t order = 0;         // the standing order by which it is submitted
+    int place = -1;             // of the sequence to which it belongs
+    size_t index = 0;           // its place there
+    bool in_sequence = false;   // it has been run since that began
   };
   struct Waiter {
     const Request* request;
@@ -121,6 +126,13 @@ class Engine {
   void send(const ToCoordinator& message, bool urgent);
   void want(Request& request);
   void submit_to_order(const std::shared_ptr<Request>& request, uint64_t order);
+
+  // Sequences (engine_sequences.cc). All with mutex_ held.
+  void submit_in_sequence(Request& request);
+  bool all_have_submitted(int place, uint64_t word) const;
+  void tell_wants(int place);
+  void want_in_sequence(const Request& request);
+  Sequence* find_sequence(uint64_t number);
 
   // The driver's role (engine.cc).
   hvd_status wait_locked(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Request>& request,
@@ -153,6 +165,10 @@ class Engine {
   void end_join();
   void apply(const Stand& entry);
   void apply(const Settle& entry);
+  void apply(const BeginSequence& entry);
+  void apply(const RunSequence& entry);
+  void apply(const EndSequence& entry);
+  void start(int set, Executor::Requests requests, bool complete_here);
   void close_sets();
   std::shared_ptr<Request> neutral_request(const Key& key, const Meta& meta) const;
   bool look_after_peers();
@@ -215,6 +231,7 @@ class Engine {
   std::vector<uint64_t> members_here_;  // by id: how many of them are on this host
   std::unordered_map<Key, NameEntry, KeyHash> names_;
   std::vector<IdEntry> ids_;
+  std::array<Sequence, Segment::kMaxSequences> sequences_;  // by place
   RingWriter requests_;
   std::deque<Bytes> outbox_;  // messages for which the request ring had no room
   std::atomic<bool> outbox_waits_{false};

@@ -7,7 +7,6 @@ namespace hvd {
 
 // With mutex_ held. Only the driver may send. Where there is none, who submits is about to take the role.
 void Engine::submit_to_order(const std::shared_ptr<Request>& request, uint64_t order) {
-  counters_.requests_by_bit.add();
   counters_.requests_standing.add();
   request->order = order;
   for_orders_.push_back(request);

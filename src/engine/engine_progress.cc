@@ -114,8 +114,14 @@ void Engine::apply(const Run& entry) {
       }
       pending->logged = true;
       requests.push_back(pending);
+      ids_[id].in_sequence = ids_[id].place >= 0;
     }
   }
+  start(set, std::move(requests), complete_here);
+}
+
+// What the log wants to be run, as far as it is pending here.
+void Engine::start(int set, Executor::Requests requests, bool complete_here) {
   if (complete_here) {
     executor_.add(set, std::move(requests));
     return;

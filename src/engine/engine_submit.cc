@@ -27,8 +27,11 @@ void Engine::submit_locked(const std::shared_ptr<Request>& request) {
   const bool cached = entry.id >= 0 && entry.id < segment_->cache_capacity();
   if (cached && ids_[static_cast<size_t>(entry.id)].meta == request->meta) {
     request->id = entry.id;
+    counters_.requests_by_bit.add();
     if (const uint64_t order = ids_[static_cast<size_t>(entry.id)].order; order != 0) {
       submit_to_order(request, order);
+    } else if (ids_[static_cast<size_t>(entry.id)].in_sequence) {
+      submit_in_sequence(*request);
     } else {
       arrive(*request);
     }
@@ -42,7 +45,6 @@ void Engine::arrive(Request& request) {
   Slot& slot = segment_->slot(request.id);
   const uint64_t members = members_here(request.key.set);
   const int me = world_.local_rank;
-  counters_.requests_by_bit.add();
   request.by_bit = true;
   // The round can't end without us, so it is the same before and after our arrival.
   request.round = slot.arrived.load() / members + 1;
@@ -82,6 +84,7 @@ void Engine::want(Request& request) {
   if (request.order != 0) request.wanted = true;
   if (request.logged || request.order != 0) return;
   request.wanted = true;
+  if (request.in_sequence) return want_in_sequence(request);
   if (!request.by_bit) {
     send(Want{request.key}, true);
     return;

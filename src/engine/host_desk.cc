@@ -27,7 +27,7 @@ bool HostDesk::poll(Listener& listener) {
   // Before anything is taken in: what those readers had submitted is then seen below.
   const uint64_t read = withdrawn_.empty() ? 0 : slowest_reader();
   moved |= take_requests(listener);
-  if (!joined_.empty()) arrive_for_joined(listener);
+  if (!joined_.empty() && !joined_may_arrive_) arrive_for_joined(listener);
   moved |= take_ready(listener);
   if (segment_->coordinator().want_epoch.load() != want_epoch_) look_at_wants(listener);
   if (!withdrawn_.empty()) release(read, listener);
@@ -56,10 +56,8 @@ bool HostDesk::take_requests(Listener& listener) {
       const ToCoordinator message = decode_to_coordinator(bytes);
       const Submit* const submit = std::get_if<Submit>(&message);
       if (submit != nullptr && submit->meta.op == HVD_JOIN) {
-        // What it had left pending is told first: after the last join nobody contributes for others any more.
         joined_.push_back(rank);
-        take_ready(listener);
-        arrive_for_joined(listener);
+        submit_for_joined(listener);
       }
       listener.request(rank, message, bytes);
     })) {
@@ -103,6 +101,14 @@ void HostDesk::look_at_wants(Listener& listener) {
     state.told_wanted = true;
     listener.wanted(id);
   }
+}
+
+// What a rank that has joined had left pending is told first: after the last join nobody contributes for others any
+// more.
+void HostDesk::submit_for_joined(Listener& listener) {
+  if (joined_may_arrive_) return;
+  take_ready(listener);
+  arrive_for_joined(listener);
 }
 
 void HostDesk::arrive_for_joined(Listener& listener) {

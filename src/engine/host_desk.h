@@ -63,6 +63,10 @@ class HostDesk {
   void append(const LogEntry& entry, Bytes bytes);
   // Tells the listener of names that only some ranks of the host have submitted at this moment.
   void look_for_waiting(Listener& listener);
+  // Whether ranks that have joined may still arrive themselves: then the desk must not do so for them.
+  void joined_may_arrive(bool may) { joined_may_arrive_ = may; }
+  // Tells what is complete with the ranks that have joined.
+  void submit_for_joined(Listener& listener);
   // Whether nobody on this host is about to submit the id.
   bool idle(uint32_t id) const;
 
@@ -114,6 +118,7 @@ class HostDesk {
   std::vector<uint32_t> told_;          // ids with `told`, some perhaps logged since
   std::deque<Withdrawn> withdrawn_;
   std::vector<int> joined_;  // ranks of this host
+  bool joined_may_arrive_ = false;
 };
 
 }  // namespace hvd

@@ -21,6 +21,11 @@ class Writer {
     static_assert(std::is_trivially_copyable_v<T>);
     append(&value, sizeof value);
   }
+  // Up to the end of the message.
+  template <typename T>
+  void numbers(const std::vector<T>& values) {
+    append(values.data(), values.size() * sizeof(T));
+  }
   void text(const std::string& value) {
     number(static_cast<uint32_t>(value.size()));
     append(value.data(), value.size());
@@ -64,6 +69,15 @@ class Reader {
     T value;
     std::memcpy(&value, take(sizeof value).data(), sizeof value);
     return value;
+  }
+  // All up to the end of the message.
+  template <typename T>
+  std::vector<T> rest() {
+    if (left() % sizeof(T) != 0) throw BadMessage(std::to_string(left()) + " bytes of numbers");
+    std::vector<T> values(left() / sizeof(T));
+    const BytesView all = take(left());
+    if (!values.empty()) std::memcpy(values.data(), all.data(), all.size());
+    return values;
   }
   std::string text() {
     const BytesView bytes = take(number<uint32_t>());

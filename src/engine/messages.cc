@@ -5,7 +5,16 @@
 namespace hvd {
 namespace {
 
-enum class MessageTag : uint8_t { kSubmit = 1, kWant = 2, kClosed = 3, kRevoke = 4, kEnded = 5, kVacated = 6 };
+enum class MessageTag : uint8_t {
+  kSubmit = 1,
+  kWant = 2,
+  kClosed = 3,
+  kRevoke = 4,
+  kEnded = 5,
+  kVacated = 6,
+  kDisorder = 7,
+  kArrived = 8
+};
 enum class EntryTag : uint8_t {
   kDefine = 1,
   kRun = 2,
@@ -17,7 +26,10 @@ enum class EntryTag : uint8_t {
   kRemoveEnd = 8,
   kJoinEnd = 9,
   kStand = 10,
-  kSettle = 11
+  kSettle = 11,
+  kBeginSequence = 12,
+  kRunSequence = 13,
+  kEndSequence = 14
 };
 
 }  // namespace
@@ -50,6 +62,14 @@ Bytes encode(const ToCoordinator& message) {
                       [&](const Vacated& m) {
                         w.number(MessageTag::kVacated);
                         w.number(m.order);
+                      },
+                      [&](const Disorder& m) {
+                        w.number(MessageTag::kDisorder);
+                        w.number(m.sequence);
+                      },
+                      [&](const Arrived& m) {
+                        w.number(MessageTag::kArrived);
+                        w.number(m.sequence);
                       }},
              message);
   return w.take();
@@ -65,7 +85,7 @@ Bytes encode(const LogEntry& entry) {
                       },
                       [&](const Run& e) {
                         w.number(EntryTag::kRun);
-                        for (const uint32_t id : e.ids) w.number(id);
+                        w.numbers(e.ids);
                       },
                       [&](const Evict& e) {
                         w.number(EntryTag::kEvict);
@@ -109,6 +129,22 @@ Bytes encode(const LogEntry& entry) {
                         w.number(EntryTag::kSettle);
                         w.number(e.order);
                         w.number(e.rounds);
+                      },
+                      [&](const BeginSequence& e) {
+                        w.number(EntryTag::kBeginSequence);
+                        w.number(e.sequence);
+                        w.number(e.place);
+                        w.numbers(e.ids);
+                      },
+                      [&](const RunSequence& e) {
+                        w.number(EntryTag::kRunSequence);
+                        w.number(e.sequence);
+                        w.number(e.begin);
+                        w.number(e.end);
+                      },
+                      [&](const EndSequence& e) {
+                        w.number(EntryTag::kEndSequence);
+                        w.number(e.sequence);
                       }},
              entry);
   return w.take();
@@ -138,6 +174,10 @@ ToCoordinator decode_to_coordinator(BytesView bytes) {
     }
     case MessageTag::kVacated:
       return r.finish(Vacated{r.number<uint64_t>()});
+    case MessageTag::kDisorder:
+      return r.finish(Disorder{r.number<uint64_t>()});
+    case MessageTag::kArrived:
+      return r.finish(Arrived{r.number<uint64_t>()});
   }
   throw BadMessage("unknown kind");
 }
@@ -154,8 +194,7 @@ LogEntry decode_log_entry(BytesView bytes) {
     }
     case EntryTag::kRun: {
       Run e;
-      e.ids.reserve(r.left() / sizeof(uint32_t));
-      while (r.left() > 0) e.ids.push_back(r.number<uint32_t>());
+      e.ids = r.rest<uint32_t>();
       return e;
     }
     case EntryTag::kEvict:
@@ -198,6 +237,22 @@ LogEntry decode_log_entry(BytesView bytes) {
       e.rounds = r.number<uint64_t>();
       return r.finish(e);
     }
+    case EntryTag::kBeginSequence: {
+      BeginSequence e;
+      e.sequence = r.number<uint64_t>();
+      e.place = r.number<uint32_t>();
+      e.ids = r.rest<uint32_t>();
+      return e;
+    }
+    case EntryTag::kRunSequence: {
+      RunSequence e;
+      e.sequence = r.number<uint64_t>();
+      e.begin = r.number<uint64_t>();
+      e.end = r.number<uint64_t>();
+      return r.finish(e);
+    }
+    case EntryTag::kEndSequence:
+      return r.finish(EndSequence{r.number<uint64_t>()});
   }
   throw BadMessage("unknown kind");
 }

@@ -52,7 +52,15 @@ struct Ended {
 struct Vacated {
   uint64_t order = 0;
 };
-using ToCoordinator = std::variant<Submit, Want, Closed, Revoke, Ended, Vacated>;
+// A rank submits the names of a sequence in another order (sequences.h).
+struct Disorder {
+  uint64_t sequence = 0;
+};
+// A rank has read that a sequence has ended, and has arrived by bit for what it had submitted in it.
+struct Arrived {
+  uint64_t sequence = 0;
+};
+using ToCoordinator = std::variant<Submit, Want, Closed, Revoke, Ended, Vacated, Disorder, Arrived>;
 
 // ---- The log ----
 
@@ -104,12 +112,28 @@ struct Settle {
   uint64_t order = 0;
   uint64_t rounds = 0;
 };
+// Each of these ids, from its next Run on, is submitted in this order, as a sequence (sequences.h).
+struct BeginSequence {
+  uint64_t sequence = 0;
+  uint32_t place = 0;  // of its words in the segment
+  std::vector<uint32_t> ids;
+};
+// Run the submissions from begin to end of a sequence, counted from its first one; as Run does.
+struct RunSequence {
+  uint64_t sequence = 0;
+  uint64_t begin = 0, end = 0;
+};
+// The ids of a sequence are on their own again; what was submitted in it and has not been run counts as never said.
+struct EndSequence {
+  uint64_t sequence = 0;
+};
 // Everything ends, with this error.
 struct Stop {
   hvd_status status = HVD_STALLED;
   std::string text;
 };
-using LogEntry = std::variant<Define, Run, Evict, Refuse, Stop, AddSet, RemoveSet, RemoveEnd, JoinEnd, Stand, Settle>;
+using LogEntry = std::variant<Define, Run, Evict, Refuse, Stop, AddSet, RemoveSet, RemoveEnd, JoinEnd, Stand, Settle,
+                              BeginSequence, RunSequence, EndSequence>;
 
 Bytes encode(const ToCoordinator& message);
 Bytes encode(const LogEntry& entry);

@@ -79,12 +79,13 @@ struct Request {
   std::string error;
 
   // The rest belongs to the engine, under its mutex.
-  bool wanted = false;  // a thread waits for it
-  bool logged = false;  // part of a batch, or of an error, in the log
-  bool by_bit = false;  // submitted as an arrival in the slot of its cached id
-  int id = -1;          // that id
-  uint64_t round = 0;   // which round of the slot it belongs to
-  uint64_t order = 0;   // submitted under this standing order instead
+  bool wanted = false;       // a thread waits for it
+  bool logged = false;       // part of a batch, or of an error, in the log
+  bool by_bit = false;       // submitted as an arrival in the slot of its cached id
+  bool in_sequence = false;  // submitted as the next of a sequence, or held back because it is not the next
+  int id = -1;               // that id
+  uint64_t round = 0;  // which round of the slot it belongs to, or which submission of the sequence it is, from 0 on
+  uint64_t order = 0;  // submitted under this standing order instead
 };
 
 }  // namespace hvd

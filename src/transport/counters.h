@@ -19,7 +19,7 @@ struct Counters {
   Counter doorbells, sleeps, role_changes;
   Counter log_bytes, cache_evictions, stall_warnings;
   Counter net_bytes_out, net_payload_out, net_frames_out, control_bytes, control_records;
-  Counter requests_standing;
+  Counter requests_standing, requests_in_sequence;
 };
 
 }  // namespace hvd

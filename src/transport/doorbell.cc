@@ -37,6 +37,10 @@ void Doorbells::ring(int local_rank, uint64_t interests) {
   (void)!write(fds_[static_cast<size_t>(2 * local_rank) + (waiter ? 1 : 0)], &one, sizeof one);
 }
 
+bool Doorbells::sleeps(int local_rank, uint64_t interests) const {
+  return (segment_->rank(local_rank).armed.load() & interests) != 0;
+}
+
 void Doorbells::ring_all(uint64_t interests) {
   for (int r = 0; r < segment_->local_size(); ++r) {
     if (r != me_) ring(r, interests);

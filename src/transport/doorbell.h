@@ -46,6 +46,8 @@ class Doorbells {
   // Wakes a rank if it sleeps and has one of these interests. Call after the event is stored.
   void ring(int local_rank, uint64_t interests);
   void ring_all(uint64_t interests);
+  // Whether ring() would wake it.
+  bool sleeps(int local_rank, uint64_t interests) const;
   // Says that this rank is about to sleep; look at the events again afterwards.
   void arm(uint64_t interests, Sleeper sleeper);
   void disarm();

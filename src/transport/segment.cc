@@ -19,9 +19,12 @@ namespace hvd {
 namespace {
 
 constexpr uint64_t kMagic = 0x31444F564F524F48;  // "HOROVOD1"
-constexpr uint64_t kVersion = 3;
+constexpr uint64_t kVersion = 4;
 
-size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+constexpr size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+// Of one rank's words in all sequences.
+constexpr size_t kSequenceStride = round_up(Segment::kMaxSequences * sizeof(SequenceWords), kLine);
 
 template <typename T>
 T& at(std::byte* base, size_t offset) {
@@ -42,8 +45,8 @@ struct Segment::Header {
 };
 
 struct Segment::Layout {
-  size_t ranks, departures, slots, slot_stride, coordinator, ready, ready_cells, requests, request_stride, log,
-      tray_heads, channels, channel_stride, trays, tray_stride, total;
+  size_t ranks, departures, sequences, sequence_wakes, slots, slot_stride, coordinator, ready, ready_cells, requests,
+      request_stride, log, tray_heads, channels, channel_stride, trays, tray_stride, total;
 
   Layout(int local_size, int size, int cache_capacity) {
     const auto n = static_cast<size_t>(local_size);
@@ -56,6 +59,8 @@ struct Segment::Layout {
     };
     ranks = place(n * sizeof(RankLine), kLine);
     departures = place(static_cast<size_t>(size) * sizeof(Departure), kLine);
+    sequences = place(n * kSequenceStride, kLine);
+    sequence_wakes = place(kMaxSequences * sizeof(Flag), kLine);
     slot_stride = round_up(sizeof(Slot) + (n + 63) / 64 * sizeof(Flag), 64);
     slots = place(capacity * slot_stride, kLine);
     coordinator = place(sizeof(CoordinatorLine), kLine);
@@ -170,6 +175,13 @@ RankLine& Segment::rank(int local_rank) const {
 }
 Departure& Segment::departure(int of_rank) const {
   return at<Departure>(base_, layout_->departures + static_cast<size_t>(of_rank) * sizeof(Departure));
+}
+SequenceWords& Segment::sequence(int place, int local_rank) const {
+  return at<SequenceWords>(base_, layout_->sequences + static_cast<size_t>(local_rank) * kSequenceStride +
+                                      static_cast<size_t>(place) * sizeof(SequenceWords));
+}
+Flag& Segment::sequence_wake(int place) const {
+  return at<Flag>(base_, layout_->sequence_wakes + static_cast<size_t>(place) * sizeof(Flag));
 }
 Slot& Segment::slot(int id) const {
   return at<Slot>(base_, layout_->slots + static_cast<size_t>(id) * layout_->slot_stride);

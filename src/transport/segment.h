@@ -6,6 +6,7 @@
 //   header            written once by local rank 0 before anyone else maps the segment
 //   rank lines        per local rank: its state, doorbell and log cursor
 //   departures        per rank of the job: what local rank 0 has heard of those on other hosts that are gone
+//   sequences         per local rank: how much of each sequence it has submitted (see engine/sequences.h)
 //   slots             per cached name id: who has submitted it (see engine/coordinator.h)
 //   ready ring        ids that are complete on this host, in the order in which they became so
 //   request rings     per local rank: full requests on their way to the coordinator
@@ -69,6 +70,12 @@ struct Slot {
   Flag present[];  // a bit per local rank that toggles with each of its submissions
 };
 
+// How far a rank is in one sequence: its number in the high bits, a count of submissions in the low ones.
+struct SequenceWords {
+  Flag submitted;
+  Flag wanted;  // the first submission that a thread of the rank waits for and that has not been run, counted from 1
+};
+
 struct ReadyCell {
   Flag sequence;  // ticket + 1 once the cell is filled
   uint64_t id;
@@ -96,6 +103,7 @@ class Segment {
   static constexpr size_t kRequestRingBytes = 128 << 10;
   static constexpr size_t kLogBytes = 256 << 10;
   static constexpr int kMaxSets = 256;
+  static constexpr int kMaxSequences = 16;
 
   // Returns the descriptor of a new, formatted and sealed segment. Throws SystemError.
   static int create(int local_size, int size, int cache_capacity, uint64_t generation, uint64_t nonce,
@@ -117,6 +125,10 @@ class Segment {
 
   RankLine& rank(int local_rank) const;
   Departure& departure(int of_rank) const;
+  // The words of a local rank in the sequence that has this place; only the rank itself writes there.
+  SequenceWords& sequence(int place, int local_rank) const;
+  // When all members have submitted so much of that sequence, the coordinator is worth waking. It and who waits write.
+  Flag& sequence_wake(int place) const;
   Slot& slot(int id) const;
   int present_words() const { return (local_size_ + 63) / 64; }
   CoordinatorLine& coordinator() const;

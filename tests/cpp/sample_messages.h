@@ -34,7 +34,10 @@ inline std::vector<Bytes> some_log() {
           encode(LogEntry(RemoveEnd{4})),
           encode(LogEntry(JoinEnd{6})),
           encode(LogEntry(Stand{1LL << 33, 5, 3, 1LL << 35})),
-          encode(LogEntry(Settle{1LL << 33, 1LL << 34}))};
+          encode(LogEntry(Settle{1LL << 33, 1LL << 34})),
+          encode(LogEntry(BeginSequence{3, 15, {4, 2, 70000}})),
+          encode(LogEntry(RunSequence{3, 1LL << 33, 1LL << 34})),
+          encode(LogEntry(EndSequence{3}))};
 }
 
 inline std::vector<Bytes> some_requests() {
@@ -45,7 +48,9 @@ inline std::vector<Bytes> some_requests() {
           encode(ToCoordinator(Closed{5})),
           encode(ToCoordinator(Revoke{7})),
           encode(ToCoordinator(Ended{7, 1LL << 34})),
-          encode(ToCoordinator(Vacated{7}))};
+          encode(ToCoordinator(Vacated{7})),
+          encode(ToCoordinator(Disorder{3})),
+          encode(ToCoordinator(Arrived{3}))};
 }
 
 inline std::vector<Bytes> some_from_host() {

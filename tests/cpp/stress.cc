@@ -154,6 +154,52 @@ void work_in_a_row(Engine& engine, const RankGroup& group, const std::vector<int
   }
 }
 
+// Steps that are repeated in one order: these become sequences. Some are then submitted in another order, or in part.
+void work_in_steps(Engine& engine, const RankGroup& group, const std::vector<int>& sets, int thread, int step,
+                   std::mt19937_64& random, Outcome& outcome) {
+  const int rank = engine.world().rank;
+  constexpr int kNames = 9, kSteps = 7;
+  for (const int set : sets) {
+    for (int round = 0; round < kSteps; ++round) {
+      std::vector<Item> items;
+      for (int name = 0; name < kNames; ++name) items.push_back({set, name, {}, {}, {}, nullptr});
+      if (random() % 64 == 0) std::shuffle(items.begin(), items.end(), random);
+      // All ranks alike: a changed shape, or a part of the step only.
+      const size_t elements = step % 64 == 16 && round == kSteps - 2 ? 2 : 1;
+      if (step % 32 == 24 && round == kSteps - 2) std::erase_if(items, [](const Item& item) { return item.name > 5; });
+      for (Item& item : items) {
+        item.input.assign(elements, value_of(rank, step * kSteps + round, item.name));
+        const auto& ranks = group.sets()[static_cast<size_t>(set)];
+        const int winner = thread == 0 ? ranks.front() : ranks.back();
+        item.expected.assign(elements, value_of(winner, step * kSteps + round, item.name));
+        item.request = sum_request("s" + std::to_string(thread) + "." + std::to_string(item.name), item.input, set);
+        // A class of its own for each thread: else the names of both are one step, in any order.
+        item.request->meta.reduce_op = thread == 0 ? HVD_MIN : HVD_MAX;
+        try {
+          engine.submit(item.request);
+          if (random() % 64 == 0) engine.wait(item.request, static_cast<int64_t>(random() % 1000));  // may be too short
+        } catch (const Error& error) {
+          outcome.status = error.status;
+          std::snprintf(outcome.error, sizeof outcome.error, "%s", error.what());
+          item.request = nullptr;
+          break;
+        }
+      }
+      if (random() % 4 == 0) std::shuffle(items.begin(), items.end(), random);
+      for (Item& item : items) {
+        if (!item.request) continue;
+        if (const hvd_status status = engine.wait(item.request, kPatience); status != HVD_OK) {
+          outcome.status = status;
+          std::snprintf(outcome.error, sizeof outcome.error, "%s", item.request->error.c_str());
+          continue;
+        }
+        outcome.wrong += item.input != item.expected;
+      }
+      if (outcome.status != HVD_OK) return;
+    }
+  }
+}
+
 // One thread of one rank: submits its own names of all sets of this rank in random order, waits in another.
 void work(Engine& engine, const RankGroup& group, const std::vector<int>& sets, int thread, uint64_t operations,
           uint64_t seed, Outcome& outcome) {
@@ -193,6 +239,7 @@ void work(Engine& engine, const RankGroup& group, const std::vector<int>& sets, 
       ++outcome.operations;
     }
     if (outcome.status == HVD_OK && step % 8 == 0) work_in_a_row(engine, group, sets, thread, step, random, outcome);
+    if (outcome.status == HVD_OK && step % 8 == 4) work_in_steps(engine, group, sets, thread, step, random, outcome);
     if (outcome.status != HVD_OK) return;
   }
 }
@@ -242,12 +289,14 @@ Outcome run_rank(const RankGroup& group, Engine& engine, uint64_t operations, ui
 
 void report(const char* who, const Counters& c) {
   std::printf(
-      "%s: %llu requests (%llu by bit, %llu standing, %llu messages), %llu batches, %llu doorbells, %llu sleeps, %llu "
+      "%s: %llu requests (%llu by bit, %llu standing, %llu in sequence, %llu messages), %llu batches, %llu doorbells, "
+      "%llu sleeps, %llu "
       "role "
       "changes, %llu log bytes, %llu evictions\n",
       who, static_cast<unsigned long long>(c.requests_submitted.get()),
       static_cast<unsigned long long>(c.requests_by_bit.get()),
       static_cast<unsigned long long>(c.requests_standing.get()),
+      static_cast<unsigned long long>(c.requests_in_sequence.get()),
       static_cast<unsigned long long>(c.request_messages.get()), static_cast<unsigned long long>(c.batches.get()),
       static_cast<unsigned long long>(c.doorbells.get()), static_cast<unsigned long long>(c.sleeps.get()),
       static_cast<unsigned long long>(c.role_changes.get()), static_cast<unsigned long long>(c.log_bytes.get()),

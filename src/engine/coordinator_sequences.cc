@@ -1,0 +1,240 @@
+// Sequences, as the coordinator begins, runs and ends them: see sequences.h.
+#include <algorithm>
+#include <numeric>
+
+#include "engine/coordinator.h"
+
+namespace hvd {
+namespace {
+
+// Fewer names cost little one by one.
+constexpr size_t kFewest = 8;
+// A name that was run by itself so often in a row is not part of a step: it may get a standing order.
+constexpr int kAlone = 3;
+// So many steps in a row must have been equal before a sequence begins; twice as many after each one that had to end
+// soon.
+constexpr uint64_t kEqualSteps = 2, kMostEqualSteps = 64;
+// So many steps in a row that were torn apart end a sequence.
+constexpr int kTornSteps = 4;
+
+// Whether a step was waited for name by name rather than as a whole.
+bool torn(size_t batches, size_t names) { return batches > names / 2; }
+
+}  // namespace
+
+// The queue's step is over: its first name has become ready again.
+void Coordinator::consider_sequence(Queue& queue) {
+  std::vector<uint32_t> step = std::exchange(queue.step_ids, {});
+  queue.equal_steps = step == queue.last_step ? queue.equal_steps + 1 : 0;
+  queue.last_step = std::move(step);
+  if (torn(std::exchange(queue.closed, 0), queue.last_step.size())) return;
+  const uint64_t needed = std::max(queue.equal_steps_needed, kEqualSteps);
+  if (queue.equal_steps < needed || !hosts_.alone() || !joined_.empty() || queue.like.op != HVD_ALLREDUCE) return;
+  if (last_sequence_ == SequenceWord::kMostNumber) return;
+  std::vector<uint32_t> ids;
+  for (const uint32_t id : queue.last_step) {
+    const Name& name = names_[id];
+    // The id may be another name's by now.
+    const bool same = name.state == IdState::kLive && name.step + 1 == queue.step &&
+                      &queues_[static_cast<size_t>(name.queue)] == &queue;
+    if (!same || !cached(id) || name.sequence != 0) return;
+    if (name.order == 0 && name.alone < kAlone) ids.push_back(id);
+  }
+  if (ids.size() < kFewest || ids.size() > kMostIdsPerRun) return;
+  const auto place =
+      std::find_if(sequences_.begin(), sequences_.end(), [](const SequenceState& each) { return each.number == 0; });
+  if (place == sequences_.end()) return;
+
+  queue.equal_steps_needed = std::min(2 * needed, kMostEqualSteps);
+  queue.equal_steps = 0;
+  SequenceState sequence;
+  sequence.number = ++last_sequence_;
+  sequence.place = static_cast<int>(place - sequences_.begin());
+  sequence.set = queue.set;
+  for (const int rank : sets_[static_cast<size_t>(queue.set)]) sequence.members.push_back(world_.local(rank));
+  sequence.ids = ids;
+  for (const uint32_t id : ids) names_[id].sequence = sequence.number;
+  *place = std::move(sequence);
+  ++live_sequences_;
+  segment_->sequence_wake(place->place).store(SequenceWord::make(place->number, 1));
+  append(BeginSequence{place->number, static_cast<uint32_t>(place->place), std::move(ids)});
+}
+
+Coordinator::SequenceState* Coordinator::find_sequence(uint64_t number) {
+  for (SequenceState& sequence : sequences_) {
+    if (number != 0 && sequence.number == number) return &sequence;
+  }
+  return nullptr;
+}
+
+// How many submissions all members have made.
+uint64_t Coordinator::ready_of(const SequenceState& sequence) const {
+  uint64_t least = SequenceWord::kMostCount;
+  for (const int member : sequence.members) {
+    const uint64_t word = segment_->sequence(sequence.place, member).submitted.load();
+    least = std::min(least, SequenceWord::count(word, sequence.number));
+  }
+  return least;
+}
+
+// The first submission that was not run and that somebody waits for, counted from 1.
+uint64_t Coordinator::wanted_of(const SequenceState& sequence) const {
+  uint64_t first = SequenceWord::kMostCount;
+  for (const int member : sequence.members) {
+    const uint64_t word = segment_->sequence(sequence.place, member).wanted.load();
+    const uint64_t count = SequenceWord::count(word, sequence.number);
+    if (count > sequence.run) first = std::min(first, count);
+  }
+  return first;
+}
+
+bool Coordinator::poll_sequences() {
+  bool moved = false;
+  for (SequenceState& sequence : sequences_) {
+    if (sequence.number == 0 || stopped_) continue;
+    if (const uint64_t ready = ready_of(sequence); ready != sequence.ready) {
+      check_ready(sequence, ready);
+      sequence.ready = ready;
+      sequence.last_added = settings_.now();
+      moved = true;
+    }
+    if (sequence.ready == sequence.run || !must_close(sequence)) continue;
+    close(sequence);
+    moved = true;
+  }
+  return moved;
+}
+
+void Coordinator::check_ready(const SequenceState& sequence, uint64_t ready) const {
+  if (ready < sequence.ready || ready > sequence.run + sequence.ids.size()) {
+    throw BadMessage(std::to_string(ready) + " submissions of sequence " + std::to_string(sequence.number) +
+                     ", of which " + std::to_string(sequence.run) + " were run");
+  }
+}
+
+bool Coordinator::must_close(const SequenceState& sequence) const {
+  // All of the step is there.
+  if (sequence.ready >= sequence.step_end()) return true;
+  if (wanted_of(sequence) <= sequence.ready) return true;
+  uint64_t bytes = 0;
+  for (uint64_t i = sequence.run; i < sequence.ready; ++i) bytes += names_[sequence.id(i)].bytes;
+  if (bytes >= static_cast<uint64_t>(settings_.fusion_threshold)) return true;
+  return settings_.now() - sequence.last_added >= kQuiet && !set_busy_(sequence.set);
+}
+
+// Logs what is ready, in batches that don't exceed the fusion threshold.
+void Coordinator::run_ready(SequenceState& sequence) {
+  if (sequence.ready == sequence.run) return;
+  const auto threshold = static_cast<uint64_t>(settings_.fusion_threshold);
+  uint64_t begin = sequence.run, bytes = 0;
+  for (uint64_t i = begin; i < sequence.ready; ++i) {
+    const uint64_t more = names_[sequence.id(i)].bytes;
+    if (i > begin && bytes + more > threshold) {
+      append(RunSequence{sequence.number, begin, i});
+      begin = i;
+      bytes = 0;
+    }
+    bytes += more;
+  }
+  append(RunSequence{sequence.number, begin, sequence.ready});
+  sequence.run = sequence.ready;
+  sequence.last_use = ++use_clock_;
+}
+
+void Coordinator::close(SequenceState& sequence) {
+  const uint64_t step_end = sequence.step_end();
+  run_ready(sequence);
+  ++sequence.closed;
+  if (sequence.run < step_end) return;
+  sequence.torn_steps = torn(std::exchange(sequence.closed, 0), sequence.ids.size()) ? sequence.torn_steps + 1 : 0;
+  if (sequence.torn_steps >= kTornSteps || sequence.run > SequenceWord::kMostCount / 2) end_sequence(sequence);
+}
+
+void Coordinator::end_sequence(SequenceState& sequence) {
+  const uint64_t ready = ready_of(sequence);
+  check_ready(sequence, ready);
+  sequence.ready = ready;
+  run_ready(sequence);  // as what is complete always is
+  const SequenceState ended = std::exchange(sequence, {});
+  --live_sequences_;
+  if (ended.run / ended.ids.size() >= kMostEqualSteps) {
+    queues_[static_cast<size_t>(names_[ended.ids.front()].queue)].equal_steps_needed = 0;
+  }
+  for (const uint32_t id : ended.ids) {
+    names_[id].sequence = 0;
+    names_[id].last_use = ended.last_use;
+  }
+  ending_sequences_[ended.number] = ended.members.size();
+  desk_.joined_may_arrive(true);
+  append(EndSequence{ended.number});
+}
+
+void Coordinator::end_all_sequences() {
+  for (SequenceState& sequence : sequences_) {
+    if (sequence.number != 0) end_sequence(sequence);
+  }
+}
+
+// Those of which nothing has moved since the last look, while some members have submitted more than others: a stall is
+// found by what has arrived by bit.
+void Coordinator::end_stuck_sequences() {
+  for (SequenceState& sequence : sequences_) {
+    if (sequence.number == 0) continue;
+    uint64_t most = 0;
+    for (const int member : sequence.members) {
+      const uint64_t word = segment_->sequence(sequence.place, member).submitted.load();
+      most = std::max(most, SequenceWord::count(word, sequence.number));
+    }
+    const uint64_t ready = ready_of(sequence);
+    const bool stuck = most > ready && most == sequence.most_at_look && ready == sequence.ready_at_look;
+    sequence.most_at_look = most;
+    sequence.ready_at_look = ready;
+    if (stuck) end_sequence(sequence);
+  }
+}
+
+void Coordinator::take(int, const Disorder& message) {
+  if (SequenceState* const sequence = find_sequence(message.sequence)) end_sequence(*sequence);
+}
+
+void Coordinator::take(int rank, const Arrived& message) {
+  const auto found = ending_sequences_.find(message.sequence);
+  if (found == ending_sequences_.end()) {
+    throw BadMessage(world_.describe(rank) + " has read the end of sequence " + std::to_string(message.sequence));
+  }
+  if (--found->second > 0) return;
+  ending_sequences_.erase(found);
+  if (!ending_sequences_.empty()) return;
+  desk_.joined_may_arrive(false);
+  if (joined_.empty()) return;
+  desk_.submit_for_joined(*this);
+  end_join();
+}
+
+// ---- Sleeping -------------------------------------------------------------------------------------------------------
+
+bool Coordinator::sequences_gather() const {
+  return live_sequences_ > 0 && !stopped_ &&
+         std::any_of(sequences_.begin(), sequences_.end(),
+                     [](const SequenceState& each) { return each.number != 0 && each.ready > each.run; });
+}
+
+// Says from how many submissions on of each sequence we are to be woken.
+void Coordinator::prepare_sequences() {
+  for (SequenceState& sequence : sequences_) {
+    if (sequence.number == 0) continue;
+    const bool gathers = sequence.ready > sequence.run;
+    sequence.wake = std::min(gathers ? sequence.step_end() : sequence.run + 1, wanted_of(sequence));
+    segment_->sequence_wake(sequence.place).store(SequenceWord::make(sequence.number, sequence.wake));
+  }
+}
+
+bool Coordinator::sequences_have_news() const {
+  return live_sequences_ > 0 && !stopped_ &&
+         std::any_of(sequences_.begin(), sequences_.end(), [this](const SequenceState& each) {
+           // Who began to wait before we stored `wake` may have lowered it in vain.
+           return each.number != 0 && (ready_of(each) >= each.wake || wanted_of(each) < each.wake);
+         });
+}
+
+}  // namespace hvd
