@@ -63,11 +63,11 @@ class Reduction {
 
   // Folds all members' chunk s into the output.
   void fold_out(size_t c, uint64_t s) const {
-    std::vector<const void*> sources(static_cast<size_t>(channel_.size()));
+    std::vector<const std::byte*> chunks;
+    for (int m = 0; m < channel_.size(); ++m) chunks.push_back(channel_.payload(m, s, bytes(c)));
+    std::vector<const void*> sources(chunks.size());
     batch_.for_pieces(lo(c), hi(c), [&](const std::byte* input, std::byte* output, size_t offset, size_t n) {
-      for (int m = 0; m < channel_.size(); ++m) {
-        sources[static_cast<size_t>(m)] = channel_.payload(m, s, bytes(c)) + offset;
-      }
+      for (size_t m = 0; m < chunks.size(); ++m) sources[m] = chunks[m] + offset;
       // Unless it was scaled on its way in, our own part need not be fetched from there.
       if (batch_.prescale == 1.0 && input != nullptr) sources[static_cast<size_t>(channel_.me())] = input;
       arithmetic_.fold(output, sources, n);

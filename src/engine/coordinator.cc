@@ -68,7 +68,7 @@ bool Coordinator::poll() {
   return moved;
 }
 
-uint64_t Coordinator::prepare_sleep() {
+uint64_t Coordinator::prepare_sleep(Sleeper sleeper) {
   // While ready names tick towards their closing, only what can close a batch at once is worth a wake.
   uint64_t missing = 1;
   if (ready_count_ > 0) {
@@ -78,7 +78,7 @@ uint64_t Coordinator::prepare_sleep() {
     }
   }
   desk_.wake_after(missing);
-  if (live_sequences_ > 0) prepare_sequences();
+  watching_ = live_sequences_ > 0 && prepare_sequences(sleeper);
   return interest::kUrgent | (ready_count_ > 0 ? 0 : interest::kRequest);
 }
 

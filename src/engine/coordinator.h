@@ -78,13 +78,18 @@ class Coordinator final : private HostDesk::Listener {
   // Whether poll() would find something new; safe to ask after arming the doorbell.
   bool has_news() const { return desk_.has_news() || sequences_have_news(); }
   // Before this rank sleeps: says which submissions are worth a wake. Returns the interests to arm.
-  uint64_t prepare_sleep();
+  uint64_t prepare_sleep(Sleeper sleeper);
   // Whether ready names wait for nothing but time, or something waits for the log's readers, who ring nobody: poll()
   // must be called again within kQuiet.
   bool ticking() const {
     return (ready_count_ > 0 && !stopped_) || sequences_gather() || desk_.ticking() || !no_id_yet_.empty() ||
            !joined_.empty();
   }
+  // Whether a sequence is in use, so that its next step need not wake us when it begins: poll() should be called again
+  // within some milliseconds. As prepare_sleep() has found.
+  bool watching() const { return watching_; }
+  // Whether somebody waits for a part of a sequence that is not about to come: not worth spinning for.
+  bool far_off() const;
   // Ends the job on all ranks with this error.
   void stop(hvd_status status, const std::string& text);
 
@@ -152,6 +157,7 @@ class Coordinator final : private HostDesk::Listener {
     std::vector<int> members;  // local ranks
     std::vector<uint32_t> ids;
     uint64_t ready = 0, run = 0;  // submissions
+    uint64_t bytes = 0;           // ready, and not run
     uint64_t wake = 0;            // as prepare_sequences() has stored it
     Nanoseconds last_added = 0;
     uint64_t last_use = 0;
@@ -196,15 +202,16 @@ class Coordinator final : private HostDesk::Listener {
   uint64_t ready_of(const SequenceState& sequence) const;
   uint64_t wanted_of(const SequenceState& sequence) const;
   bool poll_sequences();
-  void check_ready(const SequenceState& sequence, uint64_t ready) const;
+  void note_ready(SequenceState& sequence, uint64_t ready) const;
   bool must_close(const SequenceState& sequence) const;
+  bool more_is_coming(const SequenceState& sequence) const;
   void run_ready(SequenceState& sequence);
   void close(SequenceState& sequence);
   void end_sequence(SequenceState& sequence);
   void end_all_sequences();
   void end_stuck_sequences();
   bool sequences_gather() const;
-  void prepare_sequences();
+  bool prepare_sequences(Sleeper sleeper);
   bool sequences_have_news() const;
   void join(int rank);
   void end_join();
@@ -256,6 +263,7 @@ class Coordinator final : private HostDesk::Listener {
   std::array<Tray, Trays::kTrays> trays_;
   std::array<SequenceState, Segment::kMaxSequences> sequences_;  // by place
   int live_sequences_ = 0;
+  bool watching_ = false;
   uint64_t last_sequence_ = 0;
   std::map<uint64_t, size_t> ending_sequences_;  // and how many members have not read that
   std::vector<Queue> queues_;

@@ -14,6 +14,14 @@ constexpr int kAlone = 3;
 // So many steps in a row must have been equal before a sequence begins; twice as many after each one that had to end
 // soon.
 constexpr uint64_t kEqualSteps = 2, kMostEqualSteps = 64;
+// For so long after its last submission a sequence is looked at every now and then, instead of its next step waking us
+// when it begins: that costs less where steps are short.
+constexpr Nanoseconds kInUse = 16'000'000;
+// Who waits for a submission of a sequence sleeps until this many before it, if there are twice as many to come: they
+// take the others about as long as a wake takes.
+constexpr uint64_t kAhead = 16;
+// While submissions follow each other so closely, it is not worth running a part of the step.
+constexpr Nanoseconds kJustNow = 20'000;
 // So many steps in a row that were torn apart end a sequence.
 constexpr int kTornSteps = 4;
 
@@ -93,10 +101,9 @@ bool Coordinator::poll_sequences() {
   for (SequenceState& sequence : sequences_) {
     if (sequence.number == 0 || stopped_) continue;
     if (const uint64_t ready = ready_of(sequence); ready != sequence.ready) {
-      check_ready(sequence, ready);
-      sequence.ready = ready;
+      // That is nothing to stay awake for: who waits for more of it is woken.
+      note_ready(sequence, ready);
       sequence.last_added = settings_.now();
-      moved = true;
     }
     if (sequence.ready == sequence.run || !must_close(sequence)) continue;
     close(sequence);
@@ -105,21 +112,34 @@ bool Coordinator::poll_sequences() {
   return moved;
 }
 
-void Coordinator::check_ready(const SequenceState& sequence, uint64_t ready) const {
+void Coordinator::note_ready(SequenceState& sequence, uint64_t ready) const {
   if (ready < sequence.ready || ready > sequence.run + sequence.ids.size()) {
     throw BadMessage(std::to_string(ready) + " submissions of sequence " + std::to_string(sequence.number) +
                      ", of which " + std::to_string(sequence.run) + " were run");
   }
+  for (; sequence.ready < ready; ++sequence.ready) sequence.bytes += names_[sequence.id(sequence.ready)].bytes;
 }
 
 bool Coordinator::must_close(const SequenceState& sequence) const {
   // All of the step is there.
   if (sequence.ready >= sequence.step_end()) return true;
-  if (wanted_of(sequence) <= sequence.ready) return true;
-  uint64_t bytes = 0;
-  for (uint64_t i = sequence.run; i < sequence.ready; ++i) bytes += names_[sequence.id(i)].bytes;
-  if (bytes >= static_cast<uint64_t>(settings_.fusion_threshold)) return true;
+  if (wanted_of(sequence) <= sequence.ready && !more_is_coming(sequence)) return true;
+  if (sequence.bytes >= static_cast<uint64_t>(settings_.fusion_threshold)) return true;
   return settings_.now() - sequence.last_added >= kQuiet && !set_busy_(sequence.set);
+}
+
+// Whether those who hold the others up are about to submit more: none of them waits, and the last one came just now.
+bool Coordinator::more_is_coming(const SequenceState& sequence) const {
+  bool somebody_is_ahead = false;
+  for (const int member : sequence.members) {
+    const SequenceWords& words = segment_->sequence(sequence.place, member);
+    if (SequenceWord::count(words.submitted.load(), sequence.number) > sequence.ready) {
+      somebody_is_ahead = true;
+    } else if (SequenceWord::count(words.wanted.load(), sequence.number) > sequence.run) {
+      return false;
+    }
+  }
+  return somebody_is_ahead && settings_.now() - sequence.last_added < kJustNow;
 }
 
 // Logs what is ready, in batches that don't exceed the fusion threshold.
@@ -138,6 +158,7 @@ void Coordinator::run_ready(SequenceState& sequence) {
   }
   append(RunSequence{sequence.number, begin, sequence.ready});
   sequence.run = sequence.ready;
+  sequence.bytes = 0;
   sequence.last_use = ++use_clock_;
 }
 
@@ -151,9 +172,7 @@ void Coordinator::close(SequenceState& sequence) {
 }
 
 void Coordinator::end_sequence(SequenceState& sequence) {
-  const uint64_t ready = ready_of(sequence);
-  check_ready(sequence, ready);
-  sequence.ready = ready;
+  note_ready(sequence, ready_of(sequence));
   run_ready(sequence);  // as what is complete always is
   const SequenceState ended = std::exchange(sequence, {});
   --live_sequences_;
@@ -219,21 +238,43 @@ bool Coordinator::sequences_gather() const {
                      [](const SequenceState& each) { return each.number != 0 && each.ready > each.run; });
 }
 
-// Says from how many submissions on of each sequence we are to be woken.
-void Coordinator::prepare_sequences() {
+// Says from how many submissions on of each sequence we are to be woken: if somebody looks after it anyway, because it
+// gathers or was used a moment ago, when the step is complete. Returns whether there is one of the latter.
+bool Coordinator::prepare_sequences(Sleeper sleeper) {
+  const Nanoseconds now = settings_.now();
+  bool any_in_use = false;
   for (SequenceState& sequence : sequences_) {
     if (sequence.number == 0) continue;
-    const bool gathers = sequence.ready > sequence.run;
-    sequence.wake = std::min(gathers ? sequence.step_end() : sequence.run + 1, wanted_of(sequence));
+    const bool in_use = now - sequence.last_added < kInUse;
+    const bool gathers = sequence.run < sequence.ready;
+    any_in_use |= in_use;
+    sequence.wake = in_use || gathers ? sequence.step_end() : sequence.run + 1;
+    if (const uint64_t wanted = wanted_of(sequence); wanted > sequence.ready) {
+      sequence.wake = std::min(sequence.wake, wanted);
+    }
+    // Who is awake a little earlier need not be waited for.
+    if (sleeper == Sleeper::kWaiter && sequence.wake > sequence.ready + 2 * kAhead) sequence.wake -= kAhead;
     segment_->sequence_wake(sequence.place).store(SequenceWord::make(sequence.number, sequence.wake));
   }
+  return any_in_use;
+}
+
+bool Coordinator::far_off() const {
+  return live_sequences_ > 0 && ready_count_ == 0 &&
+         std::any_of(sequences_.begin(), sequences_.end(), [this](const SequenceState& each) {
+           const uint64_t wanted = each.number == 0 ? SequenceWord::kMostCount : wanted_of(each);
+           return wanted != SequenceWord::kMostCount && wanted > each.ready + 2 * kAhead;
+         });
 }
 
 bool Coordinator::sequences_have_news() const {
   return live_sequences_ > 0 && !stopped_ &&
          std::any_of(sequences_.begin(), sequences_.end(), [this](const SequenceState& each) {
+           if (each.number == 0) return false;
            // Who began to wait before we stored `wake` may have lowered it in vain.
-           return each.number != 0 && (ready_of(each) >= each.wake || wanted_of(each) < each.wake);
+           const uint64_t wanted = wanted_of(each);
+           return ready_of(each) >= each.wake || (wanted > each.ready && wanted < each.wake) ||
+                  (each.ready > each.run && must_close(each));
          });
 }
 

@@ -24,6 +24,8 @@ constexpr Nanoseconds kBackgroundSpin = 10'000;
 // How long a waiter spins for the role that the background thread is about to hand over.
 constexpr Nanoseconds kRoleSpin = 20'000;
 constexpr int kTickMs = 1;
+// How often the background thread looks at a sequence that is in use, unasked.
+constexpr int kWatchMs = 4;
 constexpr int kLongestSleepMs = 1000;
 // How long a rank that leaves waits for the other hosts to take note. They do so at once, unless they hang; while they
 // have not taken all bytes yet, they may be busy for as long as the heartbeat's timeout.
@@ -150,7 +152,7 @@ hvd_status Engine::wait_locked(std::unique_lock<std::mutex>& lock, const std::sh
   if (!role_taken_ && !stopping_) {
     role_taken_ = true;
     me.has_role = true;
-    background_timeout_ms_ = liveness_.beat_interval_ms();
+    if (background_timeout_ms_ != kWatchMs) background_timeout_ms_ = liveness_.beat_interval_ms();
   } else {
     const auto self = waiters_.insert(waiters_.end(), &me);
     const auto over = [&] { return me.has_role || request->status.load() != HVD_PENDING; };
@@ -192,15 +194,15 @@ void Engine::release_role(Sleeper who) {
     waiter->wake.notify_one();
     return;
   }
-  const bool ticks = ticking();
-  background_timeout_ms_ = ticks ? kTickMs : liveness_.beat_interval_ms();
+  const uint64_t interests = prepare_sleep(Sleeper::kBackground);
+  background_timeout_ms_ = ticking() ? kTickMs : watching() ? kWatchMs : liveness_.beat_interval_ms();
   if (who == Sleeper::kWaiter) ++releases_;
   resting_ = resting_ && who == Sleeper::kWaiter && may_rest();
   if (!resting_) liveness_.let_network_wake_background();
-  doorbells_.arm(prepare_sleep(), Sleeper::kBackground);
+  doorbells_.arm(interests, Sleeper::kBackground);
   role_taken_ = background_has_role_ = false;
-  // The background thread knows its own new timeout; a waiter has to tell it.
-  if (has_news() || (ticks && who == Sleeper::kWaiter)) {
+  // The background thread knows its own new timeout; a waiter has to tell it, unless it wakes up early enough anyway.
+  if (has_news() || (who == Sleeper::kWaiter && background_timeout_ms_ < background_sleeps_ms_)) {
     counters_.role_changes.add();
     doorbells_.poke(Sleeper::kBackground);
   }
@@ -218,6 +220,7 @@ bool Engine::stays_at_rest(const Liveness::Woken& woken) {
   if (role_taken_) {
     // A waiter that keeps the role for long lets the network wake us when it gives it up.
     resting_ = woken.by_network || (resting_ && others_work);
+    if (!others_work) background_timeout_ms_ = liveness_.beat_interval_ms();
     return true;
   }
   return resting_ && others_work && !woken.by_doorbell && !woken.by_end;
@@ -254,7 +257,8 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
     if (idle_since == 0) idle_since = now;
     // The background thread spins for a batch that moves, not for names that gather while others submit them.
     const Nanoseconds patience = waits ? spin_ : (crowded_ || executor_.idle() ? 0 : kBackgroundSpin);
-    if (now - idle_since < patience) {
+    const bool in_vain = waits && executor_.idle() && coordinator_ && coordinator_->far_off();
+    if (now - idle_since < patience && !in_vain) {
       if (crowded_ || networked) sched_yield();
       continue;
     }
@@ -266,20 +270,20 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
 
 // Sleeps with the role. An event after arming rings; one before is seen by has_news().
 void Engine::sleep(Nanoseconds longest) {
-  doorbells_.arm(prepare_sleep(), Sleeper::kWaiter);
+  doorbells_.arm(prepare_sleep(Sleeper::kWaiter), Sleeper::kWaiter);
   if (!has_news() && !stop_driving_) {
     counters_.sleeps.add();
     // Who drives also shows the other hosts that this one lives.
     const int most = hosts_.alone() ? kLongestSleepMs : liveness_.beat_interval_ms();
     const auto ms = static_cast<int>(std::min<Nanoseconds>(longest / 1'000'000 + 1, static_cast<Nanoseconds>(most)));
-    liveness_.sleep(Sleeper::kWaiter, ticking() ? kTickMs : ms);
+    liveness_.sleep(Sleeper::kWaiter, ticking() ? kTickMs : watching() ? std::min(ms, kWatchMs) : ms);
   }
   doorbells_.disarm();
 }
 
-uint64_t Engine::prepare_sleep() {
+uint64_t Engine::prepare_sleep(Sleeper sleeper) {
   return interest::kLog | interest::kSubmitted | executor_.interests() |
-         (coordinator_ ? coordinator_->prepare_sleep() : 0) | (delegate_ ? delegate_->prepare_sleep() : 0);
+         (coordinator_ ? coordinator_->prepare_sleep(sleeper) : 0) | (delegate_ ? delegate_->prepare_sleep() : 0);
 }
 
 bool Engine::has_news() const {
@@ -300,7 +304,8 @@ void Engine::background() {
   pthread_setname_np(pthread_self(), "hvd-engine");  // as top -H and debuggers show it
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    const int timeout_ms = resting_ ? kTickMs : std::min(background_timeout_ms_, liveness_.beat_interval_ms());
+    background_sleeps_ms_ = resting_ ? kTickMs : std::min(background_timeout_ms_, liveness_.beat_interval_ms());
+    const int timeout_ms = background_sleeps_ms_;
     lock.unlock();
     Liveness::Woken woken = liveness_.sleep(Sleeper::kBackground, timeout_ms);
     woken.by_end |= liveness_.beat();

@@ -142,9 +142,10 @@ class Engine {
   bool stays_at_rest(const Liveness::Woken& woken);
   void drive(const Request* until, Nanoseconds deadline, Sleeper sleeper);
   void sleep(Nanoseconds deadline);
-  uint64_t prepare_sleep();
+  uint64_t prepare_sleep(Sleeper sleeper);
   bool has_news() const;
   bool ticking() const;
+  bool watching() const { return coordinator_ && coordinator_->watching(); }
   void background();
 
   // What the driver does (engine_progress.cc, engine_peers.cc).
@@ -187,6 +188,7 @@ class Engine {
   // Endings (engine_progress.cc, engine_peers.cc).
   void batch_ended(Executor::Requests requests, const std::exception_ptr& error);
   void complete(const Executor::Requests& requests, hvd_status status, const std::string& text);
+  void complete_held(const std::shared_ptr<Request>& request, hvd_status status, const std::string& text);
   void complete_locked(const std::shared_ptr<Request>& request, hvd_status status, const std::string& text);
   void forget_pending(const std::shared_ptr<Request>& request);
   void orphan(const std::shared_ptr<Request>& request);
@@ -237,7 +239,8 @@ class Engine {
   std::atomic<bool> outbox_waits_{false};
   std::vector<std::shared_ptr<Request>> for_orders_;  // submitted under standing orders, and not started yet
   std::atomic<bool> for_orders_wait_{false};
-  int background_timeout_ms_ = 0;
+  int background_timeout_ms_ = 0;  // of its next sleep
+  int background_sleeps_ms_ = 0;   // of this one
 
   std::atomic<bool> stop_driving_{false};
 

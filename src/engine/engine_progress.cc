@@ -165,6 +165,7 @@ std::shared_ptr<Request> Engine::neutral_request(const Key& key, const Meta& met
   auto request = std::make_shared<Request>();
   request->key = key;
   request->meta = meta;
+  request->bytes = meta.bytes();
   request->logged = true;
   request->counts.assign(meta.op == HVD_ALLTOALL ? sets_[static_cast<size_t>(key.set)].size() : 1, 0);
   // Without input: the collective makes the neutral element. The result is dropped.
@@ -285,7 +286,7 @@ void Engine::batch_ended(Executor::Requests requests, const std::exception_ptr& 
 
 void Engine::complete(const Executor::Requests& requests, hvd_status status, const std::string& text) {
   const std::lock_guard lock(mutex_);
-  for (const auto& request : requests) complete_locked(request, status, text);
+  for (const auto& request : requests) complete_held(request, status, text);
 }
 
 void Engine::forget_pending(const std::shared_ptr<Request>& request) {
@@ -306,18 +307,23 @@ void Engine::forget_pending(const std::shared_ptr<Request>& request) {
 
 void Engine::complete_locked(const std::shared_ptr<Request>& request, hvd_status status, const std::string& text) {
   const std::shared_ptr<Request> keep = request;  // the table may hold the last reference
-  forget_pending(keep);
+  complete_held(keep, status, text);
+}
+
+// The caller holds a reference of its own.
+void Engine::complete_held(const std::shared_ptr<Request>& request, hvd_status status, const std::string& text) {
+  forget_pending(request);
   if (status != HVD_OK && status != HVD_MISMATCH) {
-    keep->error = text + " Tensor '" + keep->key.name + "' was pending.";
-  } else {
-    keep->error = text;
+    request->error = text + " Tensor '" + request->key.name + "' was pending.";
+  } else if (!text.empty()) {
+    request->error = text;
   }
-  keep->status.store(status);
+  request->status.store(status);
   for (Waiter* waiter : waiters_) {
-    if (waiter->request == keep.get()) waiter->wake.notify_one();
+    if (waiter->request == request.get()) waiter->wake.notify_one();
   }
-  if (keep->callback != nullptr) {
-    completion_pool_.run([keep, status] { keep->callback(keep->context, status, keep->error.c_str()); });
+  if (request->callback != nullptr) {
+    completion_pool_.run([request, status] { request->callback(request->context, status, request->error.c_str()); });
   }
 }
 

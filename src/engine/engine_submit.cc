@@ -22,6 +22,7 @@ void Engine::submit_locked(const std::shared_ptr<Request>& request) {
         request->key.name + "'. Give each tensor a name of its own, or wait for the first operation to end.");
   }
   entry.pending = request;
+  request->bytes = request->meta.bytes();
   ++pending_;
   counters_.requests_submitted.add();
   const bool cached = entry.id >= 0 && entry.id < segment_->cache_capacity();

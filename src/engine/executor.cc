@@ -129,7 +129,7 @@ std::unique_ptr<Executor::Job> Executor::make_job(int set, Requests requests) {
     batch.root = static_cast<int>(std::find(lane.ranks.begin(), lane.ranks.end(), meta.root) - lane.ranks.begin());
   }
   for (const auto& request : requests) {
-    if (!moves_rows(meta.op)) batch.add(request->input, request->output, request->meta.bytes());
+    if (!moves_rows(meta.op)) batch.add(request->input, request->output, request->bytes);
     if (moves_rows(meta.op) || meta.op == HVD_REDUCESCATTER) {
       batch.rows.push_back(
           {static_cast<const std::byte*>(request->input), request->meta.row_bytes(), request->counts,

@@ -56,14 +56,29 @@ struct KeyHash {
 inline constexpr const char* kJoinName = "join.noname";
 inline constexpr const char* kChangeSetsName = "process_sets.noname";
 
-// One operation of this rank, from submission to its end.
+// One operation of this rank, from submission to its end. What is needed of each member of a batch comes first, in a
+// cache line or two.
 struct Request {
-  Key key;
-  Meta meta;
+  // Ended: status is set last, with release; error may be read by who has seen it.
+  std::atomic<hvd_status> status{HVD_PENDING};
+
+  // The engine's own, under its mutex.
+  int id = -1;               // cached, by which it was submitted
+  bool wanted = false;       // a thread waits for it
+  bool logged = false;       // part of a batch, or of an error, in the log
+  bool by_bit = false;       // submitted as an arrival in the slot of its id
+  bool in_sequence = false;  // submitted as the next of a sequence, or held back because it is not the next
+  uint64_t bytes = 0;        // as its metadata have it
+  uint64_t order = 0;        // submitted under this standing order instead
+
   const void* input = nullptr;
   void* output = nullptr;
   hvd_callback callback = nullptr;
   void* context = nullptr;
+  uint64_t round = 0;  // the engine's: which round of the slot, or which submission of the sequence it is, from 0 on
+
+  Key key;
+  Meta meta;
   // allgather, reducescatter: this rank's rows. alltoall: the rows for each member.
   std::vector<int64_t> counts;
   int64_t rows = 0;
@@ -73,19 +88,7 @@ struct Request {
   ResultMemory data;
   std::vector<int64_t> result_shape, received;
   int32_t value = 0;
-
-  // Ended: status is set last, with release; error may be read by who has seen it.
-  std::atomic<hvd_status> status{HVD_PENDING};
   std::string error;
-
-  // The rest belongs to the engine, under its mutex.
-  bool wanted = false;       // a thread waits for it
-  bool logged = false;       // part of a batch, or of an error, in the log
-  bool by_bit = false;       // submitted as an arrival in the slot of its cached id
-  bool in_sequence = false;  // submitted as the next of a sequence, or held back because it is not the next
-  int id = -1;               // that id
-  uint64_t round = 0;  // which round of the slot it belongs to, or which submission of the sequence it is, from 0 on
-  uint64_t order = 0;  // submitted under this standing order instead
 };
 
 }  // namespace hvd
