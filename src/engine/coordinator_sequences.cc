@@ -1,6 +1,6 @@
 // Sequences, as the coordinator begins, runs and ends them: see sequences.h.
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include "engine/coordinator.h"
 

@@ -1,5 +1,6 @@
 // Sequences, as the engine of a member follows them: see sequences.h.
 #include <algorithm>
+#include <utility>
 
 #include "engine/engine.h"
 
