@@ -257,7 +257,8 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
     if (idle_since == 0) idle_since = now;
     // The background thread spins for a batch that moves, not for names that gather while others submit them.
     const Nanoseconds patience = waits ? spin_ : (crowded_ || executor_.idle() ? 0 : kBackgroundSpin);
-    const bool in_vain = waits && executor_.idle() && coordinator_ && coordinator_->far_off();
+    const bool in_vain =
+        until != nullptr && until->in_sequence && executor_.idle() && coordinator_ && coordinator_->far_off();
     if (now - idle_since < patience && !in_vain) {
       if (crowded_ || networked) sched_yield();
       continue;
