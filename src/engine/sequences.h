@@ -32,10 +32,10 @@
 //   sleeps, then looks at the words. A thread that begins to wait stores what it waits for, then lowers that count,
 //   then looks at the words. All of it is sequentially consistent: of any two one sees the other.
 //
-// Batches. A range is closed by the rules of coordinator.h, with two differences. If somebody waits for a part of it, but
-// those who hold the others up are submitting, one name some microseconds after the other, all of them are waited for:
-// the step is then one batch instead of a dozen. And the coordinator is not woken by the first name of a step when the
-// last step was some milliseconds ago: its engine looks by itself every few milliseconds, which costs less.
+// Batches. A range is closed by the rules of coordinator.h, with two differences. If somebody waits for a part of it,
+// but those who hold the others up are submitting, one name some microseconds after the other, all of them are waited
+// for: the step is then one batch instead of a dozen. And the coordinator is not woken by the first name of a step when
+// the last step was some milliseconds ago: its engine looks by itself every few milliseconds, which costs less.
 //
 // When there is one: see Coordinator::consider_sequence. It ends by whatever withdraws one of its names, when a rank
 // joins, by Disorder, when nothing has moved for so long that it may be a stall, and when its names are waited for one
