@@ -14,7 +14,7 @@
 // placed   As sliced, but the chunks are the tensors themselves: all members' lie in memory from hvd_alloc, which the
 //          others can read. Nothing is copied in. Member m owns the m-th slice of the whole tensor and folds it in
 //          place, chunk by chunk; the others copy it from there. Whether all are placed is asked first, by one tiny
-//          chunk that holds each member's offset.
+//          chunk that holds each member's offset; who is not placed itself does not wait for the answer.
 //
 // In direct and sliced a member stays one chunk (or window) ahead: it publishes the next one before it waits for its
 // peers' last one.
@@ -182,14 +182,15 @@ Task reduce_placed(Channel& channel, const Batch& batch, PeerArenas& arenas) {
   for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
   std::memcpy(channel.payload(channel.me(), s, sizeof offset), &offset, sizeof offset);
   channel.publish(s, sizeof offset);
-  bool all_placed = true;
+  // All members see the same offsets, so all of them decide alike. One that is not placed itself knows the answer, and
+  // waits for nobody's.
+  bool all_placed = offset != kNotPlaced;
   std::vector<const std::byte*> tensors;  // by member
-  for (int m = 0; m < channel.size(); ++m) {
+  for (int m = 0; m < channel.size() && all_placed; ++m) {
     co_await channel.published(m, s);
     std::memcpy(&offset, channel.payload(m, s, sizeof offset), sizeof offset);
-    // All members see the same offsets, so all of them decide alike.
-    all_placed = all_placed && offset != kNotPlaced;
-    if (!all_placed) continue;
+    all_placed = offset != kNotPlaced;
+    if (!all_placed) break;
     const int local_rank = channel.members()[static_cast<size_t>(m)];
     tensors.push_back(m == channel.me() ? mine : arenas.at(local_rank, offset, batch.bytes()));
     if (tensors.back() == nullptr) {
