@@ -29,31 +29,12 @@
 #include "transport/aligned.h"
 #include "transport/counters.h"
 #include "transport/errors.h"
+#include "transport/frames.h"
 #include "transport/letter_boxes.h"
 #include "transport/segment.h"
 #include "transport/wire.h"
 
 namespace hvd {
-
-struct FrameHeader {
-  enum Kind : uint32_t {
-    kData = 1,    // `value` bytes follow; they begin at `position` of the lane
-    kCredit = 2,  // the sender of this frame has taken in `position` bytes of the lane
-    kBye = 3,     // the last frame: `value` is the sender's RankState, `position` the rank because of which
-    kLetter = 4,  // `value` bytes follow, a letter for box `position`
-  };
-  static constexpr uint64_t kMostBytes = 256 << 10;
-
-  uint32_t kind = 0;
-  uint32_t lane = 0;
-  uint64_t value = 0;
-  uint64_t position = 0;
-  uint64_t padding[5] = {};  // see aligned.h
-};
-static_assert(sizeof(FrameHeader) == 64);
-
-// Throws BadFrame if no sender of this version would send that.
-void check_frame(const FrameHeader& header);
 
 class Link {
  public:
@@ -137,6 +118,7 @@ class Link {
 
   Lane& at(int lane);
   void fill_frames();
+  ssize_t write_frames();
   void give_credit(int lane_id, Lane& lane);
   void touch();
   void fail_writing(const std::string& why);

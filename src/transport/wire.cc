@@ -43,6 +43,8 @@ ssize_t Wire::write(iovec* parts, size_t count) {
   return sendmsg(fd_, &message, MSG_NOSIGNAL);
 }
 
+ssize_t Wire::write(const std::byte* data, size_t bytes) { return send(fd_, data, bytes, MSG_NOSIGNAL); }
+
 bool Wire::has_output() const { return session_ && session_->has_output(); }
 
 bool Wire::has_input() const { return session_ && session_->has_input(); }

@@ -37,6 +37,8 @@ class Wire {
   ssize_t read(std::byte* into, size_t bytes, std::byte* then, size_t then_bytes);
   // As sendmsg.
   ssize_t write(iovec* parts, size_t count);
+  // As send; not of an encrypted connection.
+  ssize_t write(const std::byte* data, size_t bytes);
   // Whether bytes that write() has taken wait for the socket.
   bool has_output() const;
   // Sends these. False with errno if the socket does not take them all.
