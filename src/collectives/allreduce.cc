@@ -61,6 +61,23 @@ class Reduction {
     });
   }
 
+  // The same for who is to fold its own slice: that is needed from the slot only where it is not as it lies in the
+  // input.
+  void copy_in_for_others(size_t c, uint64_t s) const {
+    std::byte* const chunk = channel_.payload(channel_.me(), s, bytes(c));
+    const Range mine = slice(channel_.me(), bytes(c));
+    const auto copy = [&](const Range& part, bool own) {
+      batch_.for_pieces(lo(c) + part.begin, lo(c) + part.end,
+                        [&](const std::byte* input, std::byte*, size_t offset, size_t n) {
+                          if (own && is_in_input(input)) return;
+                          arithmetic_.copy_in(chunk + part.begin + offset, input, n);
+                        });
+    };
+    copy({0, mine.begin}, false);
+    copy(mine, true);
+    copy({mine.end, bytes(c)}, false);
+  }
+
   // Folds all members' chunk s into the output.
   void fold_out(size_t c, uint64_t s) const {
     std::vector<const std::byte*> chunks;
@@ -68,8 +85,7 @@ class Reduction {
     std::vector<const void*> sources(chunks.size());
     batch_.for_pieces(lo(c), hi(c), [&](const std::byte* input, std::byte* output, size_t offset, size_t n) {
       for (size_t m = 0; m < chunks.size(); ++m) sources[m] = chunks[m] + offset;
-      // Unless it was scaled on its way in, our own part need not be fetched from there.
-      if (batch_.prescale == 1.0 && input != nullptr) sources[static_cast<size_t>(channel_.me())] = input;
+      if (is_in_input(input)) sources[static_cast<size_t>(channel_.me())] = input;
       arithmetic_.fold(output, sources, n);
     });
   }
@@ -79,12 +95,16 @@ class Reduction {
 
   void fold_slice(size_t c, uint64_t s) const {
     const Range mine = slice(channel_.me(), bytes(c));
-    std::vector<const void*> sources(static_cast<size_t>(channel_.size()));
-    for (int m = 0; m < channel_.size(); ++m) {
-      sources[static_cast<size_t>(m)] = channel_.payload(m, s, bytes(c)) + mine.begin;
-    }
     std::byte* const result = channel_.payload(channel_.me(), s, bytes(c)) + mine.begin;
-    arithmetic_.fold(result, sources, mine.bytes());
+    std::vector<const void*> sources(static_cast<size_t>(channel_.size()));
+    batch_.for_pieces(lo(c) + mine.begin, lo(c) + mine.end,
+                      [&](const std::byte* input, std::byte*, size_t offset, size_t n) {
+                        for (int m = 0; m < channel_.size(); ++m) {
+                          sources[static_cast<size_t>(m)] = channel_.payload(m, s, bytes(c)) + mine.begin + offset;
+                        }
+                        if (is_in_input(input)) sources[static_cast<size_t>(channel_.me())] = input;
+                        arithmetic_.fold(result + offset, sources, n);
+                      });
   }
 
   void copy_out(size_t c, uint64_t s, int member) const {
@@ -104,6 +124,10 @@ class Reduction {
   }
 
  private:
+  // Whether a piece of our own values may be read from where it lies: it need not be scaled, nor made (of a joined
+  // rank).
+  bool is_in_input(const std::byte* input) const { return batch_.prescale == 1.0 && input != nullptr; }
+
   const Channel& channel_;
   const Batch& batch_;
   const Arithmetic arithmetic_;
@@ -142,7 +166,7 @@ Task reduce_sliced(Channel& channel, const Batch& batch) {
         const uint64_t s = channel.next_chunk();
         if (c == begin(w)) ahead = s;
         for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
-        reduction.copy_in(c, s);
+        reduction.copy_in_for_others(c, s);
         channel.publish(s, reduction.bytes(c));
       }
     }
