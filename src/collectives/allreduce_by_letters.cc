@@ -43,8 +43,9 @@ Letter take_letter(Link& link, uint64_t order, size_t bytes) {
 void fold_by_hosts(const Group& group, const Arithmetic& arithmetic, const std::vector<const std::byte*>& values,
                    std::byte* output, size_t bytes) {
   const auto hosts = static_cast<size_t>(group.hosts());
+  const size_t most = std::min(kFoldBytes, bytes);
   std::unique_ptr<std::byte[]> folded;
-  if (hosts > 1) folded = std::make_unique_for_overwrite<std::byte[]>(hosts * kFoldBytes);
+  if (hosts > 1 && !group.all_alone()) folded = std::make_unique_for_overwrite<std::byte[]>(hosts * most);
   std::vector<const void*> of_host, of_hosts(hosts);
   for (size_t lo = 0; lo < bytes; lo += kFoldBytes) {
     const size_t piece = hosts == 1 ? bytes : std::min(kFoldBytes, bytes - lo);
@@ -52,9 +53,11 @@ void fold_by_hosts(const Group& group, const Arithmetic& arithmetic, const std::
       of_host.clear();
       for (const int m : group.members(static_cast<int>(h))) of_host.push_back(values[static_cast<size_t>(m)] + lo);
       if (hosts == 1) return arithmetic.fold(output, of_host, piece);
-      std::byte* const partial = folded.get() + h * kFoldBytes;
-      if (of_host.size() > 1) arithmetic.fold_partly(partial, of_host, piece);
-      of_hosts[h] = of_host.size() > 1 ? partial : of_host.front();
+      of_hosts[h] = of_host.front();
+      if (of_host.size() == 1) continue;
+      std::byte* const partial = folded.get() + h * most;
+      arithmetic.fold_partly(partial, of_host, piece);
+      of_hosts[h] = partial;
     }
     arithmetic.fold(output + lo, of_hosts, piece);
   }

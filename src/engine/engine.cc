@@ -26,6 +26,10 @@ constexpr Nanoseconds kRoleSpin = 20'000;
 constexpr int kTickMs = 1;
 // How often the background thread looks at a sequence that is in use, unasked.
 constexpr int kWatchMs = 4;
+// Operations after which a background thread that seems to sleep is told to rest.
+constexpr uint64_t kReleasesUnseen = 4;
+// Between two looks of one that has been at rest for a while.
+constexpr int kLongestRestMs = 4;
 constexpr int kLongestSleepMs = 1000;
 // How long a rank that leaves waits for the other hosts to take note. They do so at once, unless they hang; while they
 // have not taken all bytes yet, they may be busy for as long as the heartbeat's timeout.
@@ -197,10 +201,20 @@ void Engine::release_role(Sleeper who) {
   const uint64_t interests = prepare_sleep(Sleeper::kBackground);
   background_timeout_ms_ = ticking() ? kTickMs : watching() ? kWatchMs : liveness_.beat_interval_ms();
   if (who == Sleeper::kWaiter) ++releases_;
-  resting_ = resting_ && who == Sleeper::kWaiter && may_rest();
-  if (!resting_) liveness_.let_network_wake_background();
+  resting_ = (who == Sleeper::kWaiter ? resting_ : std::exchange(nudged_, false)) && may_rest();
+  if (!resting_) {
+    network_.listen();
+    liveness_.let_network_wake_background();
+  }
   doorbells_.arm(interests, Sleeper::kBackground);
   role_taken_ = background_has_role_ = false;
+  // It does not notice when the network wakes it for what a waiter has read before it could look: the kernel lets it
+  // sleep on. So where it has not stirred for a few operations it is told to rest.
+  const bool unseen = releases_ - releases_seen_ == kReleasesUnseen && who == Sleeper::kWaiter;
+  if (unseen && !network_.empty() && !resting_ && may_rest()) {
+    nudged_ = true;
+    doorbells_.poke(Sleeper::kBackground);
+  }
   // The background thread knows its own new timeout; a waiter has to tell it, unless it wakes up early enough anyway.
   if (has_news() || (who == Sleeper::kWaiter && background_timeout_ms_ < background_sleeps_ms_)) {
     counters_.role_changes.add();
@@ -219,11 +233,14 @@ bool Engine::stays_at_rest(const Liveness::Woken& woken) {
   const bool others_work = releases_ != std::exchange(releases_seen_, releases_);
   if (role_taken_) {
     // A waiter that keeps the role for long lets the network wake us when it gives it up.
-    resting_ = woken.by_network || (resting_ && others_work);
+    resting_ = woken.by_network || std::exchange(nudged_, false) || (resting_ && others_work);
     if (!others_work) background_timeout_ms_ = liveness_.beat_interval_ms();
     return true;
   }
-  return resting_ && others_work && !woken.by_doorbell && !woken.by_end;
+  if (!others_work || woken.by_doorbell || woken.by_end) return false;
+  // Between two operations: what has come is likely to be for the next one.
+  if (woken.by_network && may_rest()) resting_ = true;
+  return resting_;
 }
 
 // ---- Driving --------------------------------------------------------------------------------------------------------
@@ -271,7 +288,9 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
 
 // Sleeps with the role. An event after arming rings; one before is seen by has_news().
 void Engine::sleep(Nanoseconds longest) {
+  letter_is_near_ = false;
   doorbells_.arm(prepare_sleep(Sleeper::kWaiter), Sleeper::kWaiter);
+  network_.listen();
   if (!has_news() && !stop_driving_) {
     counters_.sleeps.add();
     // Who drives also shows the other hosts that this one lives.
@@ -305,7 +324,8 @@ void Engine::background() {
   pthread_setname_np(pthread_self(), "hvd-engine");  // as top -H and debuggers show it
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    background_sleeps_ms_ = resting_ ? kTickMs : std::min(background_timeout_ms_, liveness_.beat_interval_ms());
+    rest_ms_ = resting_ ? std::min(2 * rest_ms_, kLongestRestMs) : kTickMs;
+    background_sleeps_ms_ = resting_ ? rest_ms_ : std::min(background_timeout_ms_, liveness_.beat_interval_ms());
     const int timeout_ms = background_sleeps_ms_;
     lock.unlock();
     Liveness::Woken woken = liveness_.sleep(Sleeper::kBackground, timeout_ms);

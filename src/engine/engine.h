@@ -14,8 +14,9 @@
 //
 // The network wakes the background thread too. Where blocking operations follow each other that would be a wake for
 // each message, of which their waiters take care anyway. So once it was woken for nothing the background thread
-// *rests*: it looks every kTickMs whether there were further operations, and lets the network wake it again when there
-// were none. It may rest only where nobody can need this rank: it has no request, and the job has no other process set.
+// *rests*: it looks every few milliseconds whether there were further operations, and lets the network wake it again
+// when there were none. It may rest only where nobody can need this rank: it has no request, and the job has no other
+// process set.
 //
 // Locks. mutex_ guards the name tables, the role and the waiters. The driver takes it for short looks into the tables;
 // nothing blocks under it. Lock order: mutex_ only, never two.
@@ -151,6 +152,7 @@ class Engine {
   // What the driver does (engine_progress.cc, engine_peers.cc).
   bool progress();
   bool drain();
+  bool look_for_letter(const Wait& letter, bool& moved);
   bool flush_outbox();
   bool read_log();
   void apply(const Define& entry);
@@ -221,6 +223,8 @@ class Engine {
   bool background_has_role_ = false;
   bool stopping_ = false;
   bool resting_ = false;                  // the background thread: see above
+  bool nudged_ = false;                   // it was told to
+  int rest_ms_ = 0;                       // how long it sleeps meanwhile
   uint64_t releases_ = 0;                 // how often a waiter gave the role up
   uint64_t releases_seen_ = 0;            // by the background thread
   uint64_t pending_ = 0;                  // requests that have not ended
@@ -251,7 +255,8 @@ class Engine {
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Delegate> delegate_;        // where the coordinator is on another host, and we speak for ours
   std::map<uint64_t, StandingOrder> orders_;  // of which this rank is a member, by number
-  uint64_t order_looks_ = 0;
+  uint64_t order_looks_ = 0, letter_looks_ = 0;
+  bool letter_is_near_ = false;                // a round has begun, and nobody has slept since
   bool submitter_drives_ = false;              // for one pass, to send letters
   std::vector<int> closing_sets_;              // removed, but a batch of theirs still runs here
   std::shared_ptr<Request> ending_join_;       // all have joined, but a batch from before that still runs here

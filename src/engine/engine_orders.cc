@@ -39,6 +39,7 @@ bool Engine::start_rounds() {
     order.last_round = settings_.now();
     request->logged = true;
     ++order.rounds;
+    letter_is_near_ = !network_.empty();
     executor_.add_to_order({request->order, order.rounds, order.tray, order.letters + order.rounds}, request);
     return true;
   });

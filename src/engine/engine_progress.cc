@@ -5,6 +5,12 @@
 #include "engine/logging.h"
 
 namespace hvd {
+namespace {
+
+// One pass in so many looks at everything, however quickly letters come.
+constexpr uint64_t kLetterLooks = 16;
+
+}  // namespace
 
 bool Engine::progress() {
   if (broken_) return drain();
@@ -15,6 +21,11 @@ bool Engine::progress() {
       (void)executor_.poll();
       (void)network_.flush();
       if (broken_) return true;
+    }
+    if (letter_is_near_ && ++letter_looks_ % kLetterLooks != 0) {
+      if (const Wait* const letter = executor_.only_wait(); letter != nullptr && look_for_letter(*letter, moved)) {
+        return moved;
+      }
     }
     moved |= network_.poll();
     if (coordinator_) moved |= coordinator_->poll();
@@ -38,6 +49,21 @@ bool Engine::progress() {
     break_down(world_.rank);
     return true;
   }
+}
+
+// A pass for a round of a standing order that runs alone: looks at nothing but the connection, or the tray, by which
+// its next letter comes. The rest has time until one of the next passes, or until the driver sleeps: all of it can wake
+// it, and from then on every pass looks at everything. False: nothing comes from there any more. Then all that was said
+// elsewhere is to be heard before the round is given up.
+bool Engine::look_for_letter(const Wait& letter, bool& moved) {
+  const bool by_network = letter.peer >= 0 && network_.link(letter.peer) != nullptr;
+  if (by_network && network_.poll(letter.peer)) moved = true;
+  if (nothing_comes_from(letter.peer)) return letter_is_near_ = false;
+  if (executor_.poll()) {
+    moved = true;
+    stuck_since_ = 0;
+  }
+  return true;
 }
 
 // Nothing that comes now is of interest. But unread it would wake us for ever, and our own last words may still have to

@@ -218,6 +218,12 @@ bool Executor::only_rounds() const {
   return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.queue.empty(); });
 }
 
+const Wait* Executor::only_wait() const {
+  if (rounds_.size() != 1 || !only_rounds()) return nullptr;
+  const Job& job = *rounds_.begin()->second;
+  return job.started ? &job.task.wait() : nullptr;
+}
+
 bool Executor::can_move(const Job& job) const {
   const Wait& wait = job.started ? job.task.wait() : Wait{};
   return wait.satisfied() || is_gone_(wait.peer);

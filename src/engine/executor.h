@@ -53,6 +53,8 @@ class Executor {
   std::weak_ptr<const void> all_so_far();
   // Whether nothing but rounds of standing orders runs.
   bool only_rounds() const;
+  // What the only batch waits for, if that is a round of a standing order; otherwise null.
+  const Wait* only_wait() const;
   // Whether poll() would move something.
   bool can_move() const;
   // Which peers' doorbells could make it so.

@@ -15,6 +15,10 @@
 namespace hvd {
 namespace {
 
+// To listen again costs a system call for each quiet connection.
+constexpr int kFindsBeforeQuiet = 8;
+constexpr size_t kMostQuiet = 4;
+
 // Finds hosts and networks that are down, and keeps those in between from forgetting a connection that idles. The other
 // end's kernel answers, also for a process that is stopped: that one is the heartbeat's affair. No TCP_USER_TIMEOUT: it
 // would also break a connection whose other end is alive but reads nothing, as when the whole job is stopped for a
@@ -71,10 +75,11 @@ std::vector<int> Network::descriptors() const {
   return all;
 }
 
-void Network::watch(Watched& watched, bool for_writing) {
-  if (watched.watched && watched.for_writing == for_writing) return;
+void Network::watch(Watched& watched, bool for_writing, bool quiet) {
+  if (watched.watched && watched.for_writing == for_writing && watched.quiet == quiet) return;
   epoll_event event{};
-  event.events = for_writing ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  if (!quiet) event.events |= EPOLLIN;
+  if (for_writing) event.events |= EPOLLOUT;
   event.data.u64 = static_cast<uint64_t>(&watched - watched_.data());
   const int fd = watched.wire().fd();
   if (epoll_ctl(epoll_, watched.watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event) != 0) {
@@ -82,6 +87,26 @@ void Network::watch(Watched& watched, bool for_writing) {
   }
   watched.watched = true;
   watched.for_writing = for_writing;
+  watched.quiet = quiet;
+}
+
+void Network::listen() {
+  for (const size_t index : std::exchange(quiet_, {})) {
+    Watched& watched = watched_[index];
+    watched.finds = 0;
+    if (watched.watched) watch(watched, watched.for_writing);
+  }
+}
+
+bool Network::poll(int rank) {
+  const size_t index = index_of_link_[static_cast<size_t>(rank)];
+  Watched& watched = watched_[index];
+  if (!serve(index, true)) return false;
+  if (++watched.finds >= kFindsBeforeQuiet && watched.watched && !watched.quiet && quiet_.size() < kMostQuiet) {
+    watch(watched, watched.for_writing, true);
+    quiet_.push_back(index);
+  }
+  return true;
 }
 
 bool Network::poll() {
@@ -94,6 +119,7 @@ bool Network::poll() {
     }
   }
   moved |= flush();
+  for (const size_t index : quiet_) moved |= serve(index, true);
   epoll_event events[64];
   const int n = epoll_wait(epoll_, events, 64, 0);
   for (int i = 0; i < n; ++i) moved |= serve(events[i].data.u64, true);
@@ -164,10 +190,10 @@ bool Network::serve(size_t index, bool readable) {
     // It stays readable for ever. The descriptor itself is closed with the network.
     const int fd = watched.wire().fd();
     if (watched.watched) epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
-    watched.watched = watched.for_writing = false;
+    watched.watched = watched.for_writing = watched.quiet = false;
     shutdown(fd, SHUT_RDWR);
   } else if (blocked != watched.for_writing) {
-    watch(watched, blocked);
+    watch(watched, blocked, watched.quiet);
   }
   return moved;
 }
@@ -187,6 +213,7 @@ bool Network::has_bytes_under_way() const {
 
 void Network::take_leave(int timeout_ms, int patience_ms) {
   if (epoll_ < 0) return;
+  listen();
   for (const auto& records : controls_) {
     if (records) records->end_writing();
   }

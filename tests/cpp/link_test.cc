@@ -11,6 +11,7 @@
 #include <random>
 
 #include "rank_group.h"
+#include "transport/network.h"
 
 using namespace hvd;
 using namespace hvd::testing;
@@ -291,6 +292,41 @@ TEST_CASE("letters arrive whole and in order, beside what the lanes carry") {
     CHECK(pair.a->letters_sent().load() == taken);
     CHECK(received == bulk);
   }
+}
+
+TEST_CASE("a connection that is read directly again and again is watched only when somebody listens") {
+  Counters counters;
+  const auto [end, peer] = tcp_pair();
+  Network network({{}, Connected{end}}, {}, {"a", "b"}, 30, counters);
+  LetterBoxes& boxes = network.link(1)->boxes();
+  boxes.open(1);
+  const auto is_readable = [](int fd, int timeout_ms) {
+    pollfd event{fd, POLLIN, 0};
+    return ::poll(&event, 1, timeout_ms) == 1;
+  };
+  const auto send_letter = [&, to = peer] {
+    const FrameHeader header{FrameHeader::kLetter, 0, 4, 1};
+    REQUIRE(::send(to, &header, sizeof header, MSG_MORE) == sizeof header);
+    REQUIRE(::send(to, "four", 4, 0) == 4);
+    REQUIRE(is_readable(network.link(1)->wire().fd(), 10'000));
+  };
+  const auto took_letter = [&](bool moved) { return moved && boxes.take(1).bytes == 4; };
+  int finds = 0;
+  for (send_letter(); is_readable(network.fd(), 0); send_letter()) {
+    REQUIRE(++finds < 1000);
+    REQUIRE(took_letter(network.poll(1)));
+  }
+  // The look at everything finds it nevertheless.
+  CHECK(took_letter(network.poll()));
+  send_letter();
+  CHECK(!is_readable(network.fd(), 0));
+  network.listen();
+  CHECK(is_readable(network.fd(), 0));
+  CHECK(took_letter(network.poll()));
+  send_letter();
+  CHECK(is_readable(network.fd(), 10'000));
+  close(end);
+  close(peer);
 }
 
 TEST_CASE("a letter for a closed box is dropped; one for a box that never was, or one too many, is refused") {
