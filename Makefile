@@ -18,10 +18,10 @@ CXX_FILES := $(shell find src tests/cpp tests/fuzz benchmarks -name '*.cc' -o -n
 
 # More arguments for pytest, e.g. make test PYTEST_ARGS="-k broadcast -x".
 PYTEST_ARGS ?=
-# A worker a core and one more, since some tests mostly wait; but not so many that tests with seven ranks starve each
+# A worker a core and two more, since many tests mostly wait; but not so many that tests with seven ranks starve each
 # other. -n0: one after another. A file's tests stay together: many of them share a group of ranks, a wheel or machines,
 # which each worker would make again.
-WORKERS := $(shell n=$$(($$(nproc) + 1)); echo $$((n < 4 ? n : 4)))
+WORKERS := $(shell n=$$(($$(nproc) + 2)); echo $$((n < 4 ? n : 4)))
 PYTEST_PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SOAK_MINUTES ?= 60
 # For each fuzz target: seconds, or a number of inputs (2000x); and which of them, e.g. FUZZ_TARGETS="link records".
