@@ -21,18 +21,19 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "api/python_operations.h"
 
 namespace horovod::python {
 
-// A plain tensor. Type and shape are the tensor's own, not copies.
+// A plain tensor.
 struct Dense {
   void* data;
   int32_t ndim;
-  const int64_t* shape;
   hvd_dtype dtype;
-  PyObject* type;  // the framework's dtype, if it takes that to make a result
+  PyObject* type;               // the framework's dtype, if it takes that to make a result; the tensor's reference
+  int64_t shape[HVD_MAX_DIMS];  // a copy: another thread may give the tensor another one as soon as we release the GIL
 };
 
 enum class Use { kInput, kInPlace };
@@ -40,7 +41,7 @@ enum class Use { kInput, kInPlace };
 class Framework {
  public:
   virtual ~Framework() = default;
-  // False, without an exception: not plain. Nothing may fail afterwards but the operation itself.
+  // False: not plain, and no exception is set but one that must not be dropped (see drop_exception).
   virtual bool read(PyObject* tensor, Use use, Dense* dense) const = 0;
   // A new tensor for the result of an operation on `tensor`, of its shape but for the number of rows (-1: the same).
   virtual PyObject* make_output(PyObject* tensor, const Dense& dense, int64_t rows, void** data) const = 0;
@@ -54,7 +55,13 @@ struct Plain {
   PyObject* global_process_set;
 };
 
+// Drops an exception that only means that something is not plain. KeyboardInterrupt and the like stay.
+inline void drop_exception() {
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
+}
+
 inline PyObject* not_plain() {
+  if (PyErr_Occurred() != nullptr) return nullptr;
   Py_INCREF(Py_NotImplemented);
   return Py_NotImplemented;
 }
@@ -72,7 +79,7 @@ struct PlainCall {
   hvd_request request;
   char name[kMostOfName + kRoomForMember];
   PyObject* tensor;
-  Dense dense;
+  const Dense* dense;
 };
 
 inline bool plain_int(PyObject* object, int32_t* value) {
@@ -106,7 +113,7 @@ inline bool plain_set(PyObject* process_set, PyObject* global_process_set, int32
   *id = 0;
   if (process_set == global_process_set) return true;
   PyObject* value = PyObject_GetAttr(process_set, attribute);
-  if (value == nullptr) PyErr_Clear();
+  if (value == nullptr) drop_exception();
   const bool plain = value != nullptr && plain_int(value, id);
   Py_XDECREF(value);
   return plain;
@@ -145,7 +152,7 @@ inline bool parse_plain(const Plain* self, PyObject* const* args, Py_ssize_t cou
 
 inline void set_tensor(PyObject* tensor, const Dense& dense, PlainCall* call) {
   call->tensor = tensor;
-  call->dense = dense;
+  call->dense = &dense;
   call->request.dtype = dense.dtype;
   call->request.ndim = dense.ndim;
   call->request.shape = dense.shape;
@@ -153,13 +160,15 @@ inline void set_tensor(PyObject* tensor, const Dense& dense, PlainCall* call) {
 }
 
 // All arguments of an operation on one tensor.
-inline bool parse_call(PyObject* self, PyObject* const* args, Py_ssize_t count, Use use, PlainCall* call) {
+inline bool parse_call(PyObject* self, PyObject* const* args, Py_ssize_t count, Use use, Dense* dense,
+                       PlainCall* call) {
   const auto* plain = reinterpret_cast<Plain*>(self);
   if (!parse_plain(plain, args, count, nullptr, call)) return false;
+  const hvd_op op = call->request.op;
+  if (use == Use::kInPlace && op != HVD_ALLREDUCE && op != HVD_BROADCAST) return false;
   if (!abandoned.empty()) sweep_abandoned();
-  Dense dense;
-  if (!plain->framework->read(args[1], use, &dense)) return false;
-  set_tensor(args[1], dense, call);
+  if (!plain->framework->read(args[1], use, dense)) return false;
+  set_tensor(args[1], *dense, call);
   return true;
 }
 
@@ -167,15 +176,23 @@ inline bool parse_call(PyObject* self, PyObject* const* args, Py_ssize_t count, 
 
 using Act = PyObject* (*)(const hvd_request&, Held*);  // start or run
 
-// The result is the tensor itself.
-inline PyObject* act_in_place(PlainCall* call, Act act) {
-  call->request.output = const_cast<void*>(call->request.input);
+// Takes `output`, the result, which may be the tensor itself.
+inline PyObject* act_into(PyObject* output, void* data, PlainCall* call, Act act) {
+  call->request.output = data;
   Held held;
   held.op = call->request.op;
   held.dtype = call->request.dtype;
-  Py_INCREF(call->tensor);
-  held.result = call->tensor;
+  held.result = output;
+  if (output != call->tensor) {
+    Py_INCREF(call->tensor);
+    held.keep_alive = call->tensor;
+  }
   return act(call->request, &held);
+}
+
+inline PyObject* act_in_place(PlainCall* call, Act act) {
+  Py_INCREF(call->tensor);
+  return act_into(call->tensor, call->dense->data, call, act);
 }
 
 // How many rows the result has; -1: as many as the tensor. False: not plain.
@@ -194,15 +211,11 @@ inline bool count_rows(const hvd_request& request, int64_t* rows) {
 inline PyObject* act_into_new(const Framework& framework, PlainCall* call, Act act) {
   int64_t rows = -1;
   if (!count_rows(call->request, &rows)) return not_plain();
-  PyObject* output = framework.make_output(call->tensor, call->dense, rows, &call->request.output);
-  if (output == nullptr) return nullptr;
-  Held held;
-  held.op = call->request.op;
-  held.dtype = call->request.dtype;
-  held.result = output;
-  Py_INCREF(call->tensor);
-  held.keep_alive = call->tensor;
-  return act(call->request, &held);
+  void* data = nullptr;
+  PyObject* output = framework.make_output(call->tensor, *call->dense, rows, &data);
+  if (output != nullptr) return act_into(output, data, call, act);
+  drop_exception();
+  return not_plain();
 }
 
 // The result is a new tensor, whose size the engine will find out.
@@ -210,8 +223,8 @@ inline PyObject* run_rows(const Framework& framework, const PlainCall& call) {
   Held held;
   held.op = call.request.op;
   held.dtype = call.request.dtype;
-  Py_XINCREF(call.dense.type);
-  held.result = call.dense.type;
+  Py_XINCREF(call.dense->type);
+  held.result = call.dense->type;
   Py_INCREF(call.tensor);
   held.keep_alive = call.tensor;
   hvd_handle handle = 0;
@@ -230,30 +243,80 @@ inline const Framework& framework_of(PyObject* self) { return *reinterpret_cast<
 
 inline PyObject* py_run_in_place(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   PlainCall call;
-  return parse_call(self, args, count, Use::kInPlace, &call) ? act_in_place(&call, run) : not_plain();
+  Dense dense;
+  return parse_call(self, args, count, Use::kInPlace, &dense, &call) ? act_in_place(&call, run) : not_plain();
 }
 
 inline PyObject* py_submit_in_place(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   PlainCall call;
-  return parse_call(self, args, count, Use::kInPlace, &call) ? act_in_place(&call, start) : not_plain();
+  Dense dense;
+  return parse_call(self, args, count, Use::kInPlace, &dense, &call) ? act_in_place(&call, start) : not_plain();
 }
 
 inline PyObject* py_run_into_new(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   PlainCall call;
-  if (!parse_call(self, args, count, Use::kInput, &call)) return not_plain();
+  Dense dense;
+  if (!parse_call(self, args, count, Use::kInput, &dense, &call)) return not_plain();
   return gives_rows(call.request.op) ? run_rows(framework_of(self), call)
                                      : act_into_new(framework_of(self), &call, run);
 }
 
 inline PyObject* py_submit_into_new(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   PlainCall call;
-  if (!parse_call(self, args, count, Use::kInput, &call) || gives_rows(call.request.op)) return not_plain();
+  Dense dense;
+  if (!parse_call(self, args, count, Use::kInput, &dense, &call) || gives_rows(call.request.op)) return not_plain();
   return act_into_new(framework_of(self), &call, start);
 }
 
 // ---- Groups ---------------------------------------------------------------------------------------------------------
 
-// Starts an allreduce of each tensor of a list. If one is refused those before it go on: see submit_each.
+// A tensor of a group, and where its result goes.
+struct Member {
+  Dense dense;
+  PyObject* output = nullptr;
+  void* data = nullptr;
+};
+
+// Reads all tensors and makes all outputs, so that nothing is found to be wrong when some of the group have begun.
+inline bool prepare_group(const Framework& framework, PyObject* tensors, Use use, Member* members, Py_ssize_t count) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* tensor = PyTuple_GetItem(tensors, i);
+    Member& member = members[i];
+    if (!framework.read(tensor, use, &member.dense)) return false;
+    if (use == Use::kInPlace) {
+      Py_INCREF(tensor);
+      member.output = tensor;
+      member.data = member.dense.data;
+    } else {
+      member.output = framework.make_output(tensor, member.dense, -1, &member.data);
+    }
+    if (member.output == nullptr) {
+      drop_exception();
+      return false;
+    }
+  }
+  return true;
+}
+
+// Starts an allreduce of each; nullptr: an exception is set. If one is refused those before it go on: see submit_each.
+inline PyObject* start_group(PlainCall* call, PyObject* tensors, Member* members, Py_ssize_t count) {
+  PyObject* handles = PyList_New(0);
+  const size_t before = call->request.name_length;
+  bool good = handles != nullptr;
+  for (Py_ssize_t i = 0; i < count && good; ++i) {
+    set_tensor(PyTuple_GetItem(tensors, i), members[i].dense, call);
+    call->request.name_length =
+        before + static_cast<size_t>(std::snprintf(call->name + before, kRoomForMember, "_%zdof%zd", i + 1, count));
+    PyObject* handle = act_into(std::exchange(members[i].output, nullptr), members[i].data, call, start);
+    good = handle != nullptr && PyList_Append(handles, handle) == 0;
+    Py_XDECREF(handle);
+  }
+  if (good || handles == nullptr) return handles;
+  forget_all(handles);
+  Py_DECREF(handles);
+  return nullptr;
+}
+
 inline PyObject* submit_group(PyObject* self, PyObject* const* args, Py_ssize_t count, Use use) {
   PlainCall call;
   if (!parse_plain(reinterpret_cast<Plain*>(self), args, count, kGroupPrefix, &call) ||
@@ -262,29 +325,14 @@ inline PyObject* submit_group(PyObject* self, PyObject* const* args, Py_ssize_t 
   }
   if (!abandoned.empty()) sweep_abandoned();
   PyObject* tensors = PySequence_Tuple(args[1]);  // one that stays as it is
-  PyObject* handles = PyList_New(0);
-  const Py_ssize_t members = tensors == nullptr ? 0 : PyTuple_Size(tensors);
-  const std::unique_ptr<Dense[]> read(new (std::nothrow) Dense[static_cast<size_t>(members)]);
-  bool plain = tensors != nullptr && handles != nullptr && read != nullptr;
-  for (Py_ssize_t i = 0; i < members && plain; ++i) {
-    plain = framework_of(self).read(PyTuple_GetItem(tensors, i), use, &read[i]);
-  }
-  const size_t before = call.request.name_length;
-  bool good = plain;
-  for (Py_ssize_t i = 0; i < members && good; ++i) {
-    set_tensor(PyTuple_GetItem(tensors, i), read[i], &call);
-    call.request.name_length =
-        before + static_cast<size_t>(std::snprintf(call.name + before, kRoomForMember, "_%zdof%zd", i + 1, members));
-    PyObject* handle =
-        use == Use::kInPlace ? act_in_place(&call, start) : act_into_new(framework_of(self), &call, start);
-    good = handle != nullptr && PyList_Append(handles, handle) == 0;
-    Py_XDECREF(handle);
-  }
-  if (plain && !good) forget_all(handles);
-  Py_XDECREF(tensors);
-  if (good) return handles;
-  Py_XDECREF(handles);
-  return plain || PyErr_Occurred() != nullptr ? nullptr : not_plain();
+  if (tensors == nullptr) return nullptr;
+  const Py_ssize_t size = PyTuple_Size(tensors);
+  const std::unique_ptr<Member[]> members(new (std::nothrow) Member[static_cast<size_t>(size)]);
+  const bool plain = members != nullptr && prepare_group(framework_of(self), tensors, use, members.get(), size);
+  PyObject* handles = plain ? start_group(&call, tensors, members.get(), size) : not_plain();
+  for (Py_ssize_t i = 0; i < size && members != nullptr; ++i) Py_XDECREF(members[i].output);
+  Py_DECREF(tensors);
+  return handles;
 }
 
 inline PyObject* py_submit_group_in_place(PyObject* self, PyObject* const* args, Py_ssize_t count) {

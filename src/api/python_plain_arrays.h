@@ -88,10 +88,14 @@ class Arrays : public Framework {
     PyObject* code = PyDict_GetItemWithError(codes_, fields->dtype);
     int32_t number = 0;
     if (code == nullptr || !plain_int(code, &number)) {
-      PyErr_Clear();
+      drop_exception();
       return false;
     }
-    *dense = {fields->data, fields->ndim, fields->shape, static_cast<hvd_dtype>(number), fields->dtype};
+    dense->data = fields->data;
+    dense->ndim = fields->ndim;
+    dense->dtype = static_cast<hvd_dtype>(number);
+    dense->type = fields->dtype;
+    std::copy_n(fields->shape, fields->ndim, dense->shape);
     return true;
   }
 

@@ -110,7 +110,7 @@ class Tensors : public Framework {
     if (torch_.api == nullptr || (type != torch_.type && type != torch_.parameter_type) || is_traced()) return false;
     dlpack::Tensor parts;
     if (torch_.api->tensor_from_object(tensor, &parts) != 0) {  // sparse, on an unknown device, without memory
-      PyErr_Clear();
+      drop_exception();
       return false;
     }
     if (parts.device_type != dlpack::kCpu || parts.byte_offset != 0 || parts.ndim > HVD_MAX_DIMS ||
@@ -121,7 +121,7 @@ class Tensors : public Framework {
     if (!is_false(PyObject_CallMethodObjArgs(tensor, is_neg_, nullptr))) return false;
     dense->data = parts.data;
     dense->ndim = parts.ndim;
-    dense->shape = parts.shape;
+    std::copy_n(parts.shape, parts.ndim, dense->shape);
     dense->type = nullptr;
     return use == Use::kInPlace ? count_change(tensor) : is_false(PyObject_GetAttr(tensor, requires_grad_));
   }
@@ -185,7 +185,7 @@ class Tensors : public Framework {
 
   // Takes the answer of a question.
   static bool is_false(PyObject* answer) {
-    if (answer == nullptr) PyErr_Clear();
+    if (answer == nullptr) drop_exception();
     Py_XDECREF(answer);
     return answer == Py_False;
   }
@@ -202,7 +202,7 @@ class Tensors : public Framework {
     PyObject* tensors = PyTuple_Pack(1, tensor);
     PyObject* done =
         tensors == nullptr ? nullptr : PyObject_CallFunctionObjArgs(torch_.increment_version, tensors, nullptr);
-    if (done == nullptr) PyErr_Clear();
+    if (done == nullptr) drop_exception();
     Py_XDECREF(tensors);
     Py_XDECREF(done);
     return done != nullptr;

@@ -38,7 +38,10 @@ Coordinator::Coordinator(const World& world, const Settings& settings, std::shar
 bool Coordinator::poll() {
   bool moved = hosts_.alone() ? false : take_from_hosts();
   moved |= desk_.poll(*this);
-  if (!joined_.empty()) submit_for_joined();
+  if (!joined_.empty()) {
+    submit_for_joined();
+    end_join();
+  }
   if (live_sequences_ > 0) moved |= poll_sequences();
   while (!no_id_yet_.empty() && (!free_cached_.empty() || !free_uncached_.empty())) {
     auto [key, pending] = std::move(no_id_yet_.front());
@@ -56,7 +59,7 @@ bool Coordinator::poll() {
     }
   }
   // Not every time: a look at the clock costs as much as all the rest when there is nothing to do.
-  if (++polls_ % 64 == 0 && (settings_.stall_warning > 0 || settings_.stall_shutdown > 0)) {
+  if (++polls_ % kPollsPerLook == 0 && (settings_.stall_warning > 0 || settings_.stall_shutdown > 0)) {
     const Nanoseconds now = settings_.now();
     if (now - last_stall_check_ >= kStallCheckInterval) {
       last_stall_check_ = now;
@@ -321,10 +324,14 @@ void Coordinator::add_ready(uint32_t id, bool wanted) {
   ++ready_count_;
 }
 
+bool Coordinator::is_queue_for(const Queue& queue, const Name& name) {
+  return queue.set == name.key.set && same_class(queue.like, name.meta);
+}
+
 int Coordinator::queue_for(const Name& name) {
   size_t unused = queues_.size();
   for (size_t i = 0; i < queues_.size(); ++i) {
-    if (queues_[i].set == name.key.set && same_class(queues_[i].like, name.meta)) return static_cast<int>(i);
+    if (is_queue_for(queues_[i], name)) return static_cast<int>(i);
     if (queues_[i].ids.empty()) unused = i;
   }
   // A job has a handful of classes; one whose factors change all the time must not grow this for ever.

@@ -90,10 +90,14 @@ class Coordinator final : private HostDesk::Listener {
   bool watching() const { return watching_; }
   // Whether somebody waits for a part of a sequence that is not about to come: not worth spinning for.
   bool far_off() const;
+  // The next poll() looks for stalls, if it is time to. Most don't: a look at the clock costs as much as all the rest.
+  void look_closely_next() { polls_ = kPollsPerLook - 1; }
   // Ends the job on all ranks with this error.
   void stop(hvd_status status, const std::string& text);
 
  private:
+  static constexpr uint64_t kPollsPerLook = 64;  // for stalls
+
   enum class IdState : uint8_t { kFree, kLive, kWithdrawn };
 
   struct Name {
@@ -161,7 +165,10 @@ class Coordinator final : private HostDesk::Listener {
     uint64_t wake = 0;            // as prepare_sequences() has stored it
     Nanoseconds last_added = 0;
     uint64_t last_use = 0;
-    size_t closed = 0;  // batches of this step
+    Nanoseconds wanted_since = 0;  // somebody waits for what is ready; 0: nobody does
+    size_t closed = 0;             // batches of this step
+    size_t parts = 0;              // of these, such that nothing more came for a while and nobody waited
+    bool in_parts = false;         // the last step had some
     int torn_steps = 0;
     uint64_t ready_at_look = 0, most_at_look = 0;  // for stalls
 
@@ -208,6 +215,7 @@ class Coordinator final : private HostDesk::Listener {
   void run_ready(SequenceState& sequence);
   void close(SequenceState& sequence);
   void end_sequence(SequenceState& sequence);
+  void go_on_with_queue(const SequenceState& ended);
   void end_all_sequences();
   void end_stuck_sequences();
   bool sequences_gather() const;
@@ -217,6 +225,7 @@ class Coordinator final : private HostDesk::Listener {
   void end_join();
   void submit_for_joined();
   bool has_joined(int rank) const;
+  bool is_withdrawn(const Key& key) const;
   void complete(const Key& key, Pending pending);
   void change_sets(const Meta& meta);
   bool is_member(int set, int rank) const;
@@ -227,6 +236,7 @@ class Coordinator final : private HostDesk::Listener {
   void withdraw(uint32_t id);
   void add_ready(uint32_t id, bool wanted);
   int queue_for(const Name& name);
+  static bool is_queue_for(const Queue& queue, const Name& name);
   bool must_close(const Queue& queue, Nanoseconds now) const;
   void close(Queue& queue);
   void append(const LogEntry& entry);

@@ -21,6 +21,7 @@ void Coordinator::join(int rank) {
 // If everybody has joined, and nothing that was submitted before is still unheard of.
 void Coordinator::end_join() {
   if (joined_.size() < sets_[0].size() || !ending_orders_.empty() || !ending_sequences_.empty()) return;
+  if (!withdrawn_.empty()) return;
   // What ranks have left pending ends first: after JoinEnd nobody contributes on their behalf any more.
   submit_for_joined();
   for (Queue& queue : queues_) {
@@ -34,6 +35,13 @@ bool Coordinator::has_joined(int rank) const {
   return std::find(joined_.begin(), joined_.end(), rank) != joined_.end();
 }
 
+// Whether a rank, also one that has joined, may still have to say in full what it had submitted by this name: not all
+// have read that its id was withdrawn.
+bool Coordinator::is_withdrawn(const Key& key) const {
+  return std::any_of(withdrawn_.begin(), withdrawn_.end(),
+                     [&](const auto& withdrawn) { return names_[withdrawn.first].key == key; });
+}
+
 // Completes what all others of a set have submitted. The desks have seen to hosts on which others are left.
 void Coordinator::submit_for_joined() {
   std::vector<Key> complete_now;
@@ -41,7 +49,7 @@ void Coordinator::submit_for_joined() {
     const auto& ranks = sets_[static_cast<size_t>(key.set)];
     const bool all = std::all_of(ranks.begin(), ranks.end(),
                                  [&](int rank) { return pending.by_rank.contains(rank) || has_joined(rank); });
-    if (all) complete_now.push_back(key);
+    if (all && !is_withdrawn(key)) complete_now.push_back(key);
   }
   for (const Key& key : complete_now) {
     Pending pending = std::move(pending_[key]);

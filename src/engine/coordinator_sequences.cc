@@ -20,8 +20,9 @@ constexpr Nanoseconds kInUse = 16'000'000;
 // Who waits for a submission of a sequence sleeps until this many before it, if there are twice as many to come: they
 // take the others about as long as a wake takes.
 constexpr uint64_t kAhead = 16;
-// While submissions follow each other so closely, it is not worth running a part of the step.
-constexpr Nanoseconds kJustNow = 20'000;
+// While submissions follow each other so closely, it is not worth running a part of the step; but for no longer than
+// that somebody waits for it.
+constexpr Nanoseconds kJustNow = 20'000, kLongestWait = 1'000'000;
 // So many steps in a row that were torn apart end a sequence.
 constexpr int kTornSteps = 4;
 
@@ -105,7 +106,11 @@ bool Coordinator::poll_sequences() {
       note_ready(sequence, ready);
       sequence.last_added = settings_.now();
     }
-    if (sequence.ready == sequence.run || !must_close(sequence)) continue;
+    if (sequence.ready == sequence.run) continue;
+    const bool wanted = wanted_of(sequence) <= sequence.ready;
+    if (wanted && sequence.wanted_since == 0) sequence.wanted_since = settings_.now();
+    if (!must_close(sequence)) continue;
+    sequence.parts += wanted || sequence.ready >= sequence.step_end() ? 0 : 1;
     close(sequence);
     moved = true;
   }
@@ -129,6 +134,7 @@ bool Coordinator::must_close(const SequenceState& sequence) const {
 }
 
 // Whether those who hold the others up are about to submit more: none of them waits, and the last one came just now.
+// That is when we looked, which may be later than it came: so not for ever.
 bool Coordinator::more_is_coming(const SequenceState& sequence) const {
   bool somebody_is_ahead = false;
   for (const int member : sequence.members) {
@@ -139,7 +145,9 @@ bool Coordinator::more_is_coming(const SequenceState& sequence) const {
       return false;
     }
   }
-  return somebody_is_ahead && settings_.now() - sequence.last_added < kJustNow;
+  const Nanoseconds now = settings_.now();
+  const bool waits_long = sequence.wanted_since != 0 && now - sequence.wanted_since >= kLongestWait;
+  return somebody_is_ahead && !waits_long && now - sequence.last_added < kJustNow;
 }
 
 // Logs what is ready, in batches that don't exceed the fusion threshold.
@@ -159,6 +167,7 @@ void Coordinator::run_ready(SequenceState& sequence) {
   append(RunSequence{sequence.number, begin, sequence.ready});
   sequence.run = sequence.ready;
   sequence.bytes = 0;
+  sequence.wanted_since = 0;
   sequence.last_use = ++use_clock_;
 }
 
@@ -168,24 +177,41 @@ void Coordinator::close(SequenceState& sequence) {
   ++sequence.closed;
   if (sequence.run < step_end) return;
   sequence.torn_steps = torn(std::exchange(sequence.closed, 0), sequence.ids.size()) ? sequence.torn_steps + 1 : 0;
+  sequence.in_parts = std::exchange(sequence.parts, 0) > 0;
   if (sequence.torn_steps >= kTornSteps || sequence.run > SequenceWord::kMostCount / 2) end_sequence(sequence);
 }
 
 void Coordinator::end_sequence(SequenceState& sequence) {
+  if (stopped_) return;  // those who read that have failed all that was not run
   note_ready(sequence, ready_of(sequence));
   run_ready(sequence);  // as what is complete always is
   const SequenceState ended = std::exchange(sequence, {});
   --live_sequences_;
-  if (ended.run / ended.ids.size() >= kMostEqualSteps) {
-    queues_[static_cast<size_t>(names_[ended.ids.front()].queue)].equal_steps_needed = 0;
-  }
   for (const uint32_t id : ended.ids) {
     names_[id].sequence = 0;
-    names_[id].last_use = ended.last_use;
+    names_[id].last_use = std::max(names_[id].last_use, ended.last_use);
   }
+  go_on_with_queue(ended);
   ending_sequences_[ended.number] = ended.members.size();
   desk_.joined_may_arrive(true);
   append(EndSequence{ended.number});
+}
+
+// The names of a sequence that has ended become ready one by one again: their queue goes on where it was in its step,
+// else all steps to come would be seen as beginning there.
+void Coordinator::go_on_with_queue(const SequenceState& ended) {
+  const Name& first = names_[ended.ids.front()];
+  Queue& queue = queues_[static_cast<size_t>(first.queue)];
+  if (!is_queue_for(queue, first)) return;  // it has become another class's
+  const size_t names = ended.ids.size(), run = ended.run % names;
+  if (ended.run / names >= kMostEqualSteps) queue.equal_steps_needed = 0;
+  if (run == 0) return;
+  ++queue.step;
+  queue.seen = run;
+  queue.expected = names;
+  queue.last_step = ended.ids;
+  queue.step_ids.assign(ended.ids.begin(), ended.ids.begin() + static_cast<ptrdiff_t>(run));
+  for (const uint32_t id : queue.step_ids) names_[id].step = queue.step;
 }
 
 void Coordinator::end_all_sequences() {
@@ -245,7 +271,7 @@ bool Coordinator::prepare_sequences(Sleeper sleeper) {
   bool any_in_use = false;
   for (SequenceState& sequence : sequences_) {
     if (sequence.number == 0) continue;
-    const bool in_use = now - sequence.last_added < kInUse;
+    const bool in_use = !sequence.in_parts && now - sequence.last_added < kInUse;
     const bool gathers = sequence.run < sequence.ready;
     any_in_use |= in_use;
     sequence.wake = in_use || gathers ? sequence.step_end() : sequence.run + 1;

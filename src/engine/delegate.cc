@@ -23,7 +23,7 @@ bool Delegate::poll() {
   });
   moved |= desk_.poll(*this);
   if (!ready_.items.empty() && (urgent_ || settings_.now() - last_told_ >= HostDesk::kQuiet)) tell_ready();
-  if (++polls_ % 64 == 0 && (settings_.stall_warning > 0 || settings_.stall_shutdown > 0)) {
+  if (++polls_ % kPollsPerLook == 0 && (settings_.stall_warning > 0 || settings_.stall_shutdown > 0)) {
     const Nanoseconds now = settings_.now();
     if (now - last_stall_check_ >= Coordinator::kStallCheckInterval) {
       last_stall_check_ = now;

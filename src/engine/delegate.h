@@ -25,8 +25,11 @@ class Delegate final : private HostDesk::Listener {
   bool has_news() const { return desk_.has_news(); }
   uint64_t prepare_sleep();
   bool ticking() const { return !ready_.items.empty() || desk_.ticking() || desk_.releasing(); }
+  void look_closely_next() { polls_ = kPollsPerLook - 1; }
 
  private:
+  static constexpr uint64_t kPollsPerLook = 64;  // for stalls
+
   void request(int rank, const ToCoordinator& message, BytesView bytes) override;
   void ready(uint32_t id, bool wanted, bool with_joined) override;
   void wanted(uint32_t id) override;

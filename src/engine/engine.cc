@@ -239,8 +239,7 @@ bool Engine::stays_at_rest(const Liveness::Woken& woken) {
   }
   if (!others_work || woken.by_doorbell || woken.by_end) return false;
   // Between two operations: what has come is likely to be for the next one.
-  if (woken.by_network && may_rest()) resting_ = true;
-  return resting_;
+  return resting_ = (resting_ || woken.by_network) && may_rest();
 }
 
 // ---- Driving --------------------------------------------------------------------------------------------------------
@@ -288,7 +287,6 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
 
 // Sleeps with the role. An event after arming rings; one before is seen by has_news().
 void Engine::sleep(Nanoseconds longest) {
-  letter_is_near_ = false;
   doorbells_.arm(prepare_sleep(Sleeper::kWaiter), Sleeper::kWaiter);
   network_.listen();
   if (!has_news() && !stop_driving_) {
@@ -299,9 +297,11 @@ void Engine::sleep(Nanoseconds longest) {
     liveness_.sleep(Sleeper::kWaiter, ticking() ? kTickMs : watching() ? std::min(ms, kWatchMs) : ms);
   }
   doorbells_.disarm();
+  look_closely_next();
 }
 
 uint64_t Engine::prepare_sleep(Sleeper sleeper) {
+  letter_is_near_ = false;
   return interest::kLog | interest::kSubmitted | executor_.interests() |
          (coordinator_ ? coordinator_->prepare_sleep(sleeper) : 0) | (delegate_ ? delegate_->prepare_sleep() : 0);
 }
@@ -339,6 +339,7 @@ void Engine::background() {
     counters_.role_changes.add();
     lock.unlock();
     doorbells_.disarm();
+    look_closely_next();
     drive(nullptr, 0, Sleeper::kBackground);
     lock.lock();
     counters_.sleeps.add();

@@ -185,6 +185,7 @@ class Engine {
   void close_order(uint64_t number);
   void round_ended(uint64_t number, bool wanted);
   void revoke(uint64_t number, StandingOrder& order);
+  void look_closely_next();
   void look_after_orders();
 
   // Endings (engine_progress.cc, engine_peers.cc).
@@ -255,6 +256,7 @@ class Engine {
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Delegate> delegate_;        // where the coordinator is on another host, and we speak for ours
   std::map<uint64_t, StandingOrder> orders_;  // of which this rank is a member, by number
+  static constexpr uint64_t kPassesPerLook = 64;
   uint64_t order_looks_ = 0, letter_looks_ = 0;
   bool letter_is_near_ = false;                // a round has begun, and nobody has slept since
   bool submitter_drives_ = false;              // for one pass, to send letters

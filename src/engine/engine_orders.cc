@@ -145,9 +145,17 @@ void Engine::revoke(uint64_t number, StandingOrder& order) {
   send(Revoke{number}, true);
 }
 
+// After a sleep the next pass also looks for what takes too long, for which most passes don't spare the time: there may
+// be few of them, one a second.
+void Engine::look_closely_next() {
+  order_looks_ = kPassesPerLook - 1;
+  if (coordinator_) coordinator_->look_closely_next();
+  if (delegate_) delegate_->look_closely_next();
+}
+
 // Rounds that wait for too long, and orders that nobody uses.
 void Engine::look_after_orders() {
-  if (orders_.empty() || ++order_looks_ % 64 != 0) return;
+  if (orders_.empty() || ++order_looks_ % kPassesPerLook != 0) return;
   const Nanoseconds now = settings_.now(), patience = patience_of_orders(settings_);
   for (auto& [number, order] : orders_) {
     const Nanoseconds age = now - order.last_round;

@@ -119,9 +119,10 @@ bool Engine::look_after_peers() {
     blamed_said_nothing = said_nothing;
   }
   if (blamed < 0) return false;
-  // What it put into the log and the channels before it went still counts.
-  while (progress()) {
-  }
+  // What it put into the log and the channels before it went still counts: every pass looks at everything.
+  do {
+    letter_is_near_ = false;
+  } while (progress());
   const Failure failure = describe_gone(blamed);
   log(LogLevel::kDebug, failure.text);
   fail(failure.status, failure.text, blamed);

@@ -22,7 +22,8 @@ bool Engine::progress() {
       (void)network_.flush();
       if (broken_) return true;
     }
-    if (letter_is_near_ && ++letter_looks_ % kLetterLooks != 0) {
+    const bool closing = !closing_sets_.empty() || ending_join_;
+    if (letter_is_near_ && !closing && ++letter_looks_ % kLetterLooks != 0) {
       if (const Wait* const letter = executor_.only_wait(); letter != nullptr && look_for_letter(*letter, moved)) {
         return moved;
       }
@@ -161,7 +162,7 @@ void Engine::start(int set, Executor::Requests requests, bool complete_here) {
 }
 
 void Engine::apply(const Evict& entry) {
-  if (entry.id >= ids_.size() || !ids_[entry.id].live)
+  if (entry.id >= ids_.size() || !ids_[entry.id].live || ids_[entry.id].place >= 0)
     throw BadMessage("the log evicts id " + std::to_string(entry.id));
   const std::lock_guard lock(mutex_);
   const auto found = names_.find(ids_[entry.id].key);

@@ -31,8 +31,10 @@ void check_shape(const Request& request) {
     }
     elements *= static_cast<uint64_t>(extent);
   }
-  const bool has_output = moves_rows(request.meta.op) || request.output != nullptr;
-  if (elements > 0 && (request.input == nullptr || !has_output) && request.meta.op != HVD_REDUCESCATTER) {
+  // Of a reducescatter a rank may get no rows.
+  const bool has_output =
+      moves_rows(request.meta.op) || request.meta.op == HVD_REDUCESCATTER || request.output != nullptr;
+  if (elements > 0 && (request.input == nullptr || !has_output)) {
     throw InvalidError(describe(request) + ": the tensor has " + std::to_string(elements) + " elements but no memory.");
   }
 }

@@ -264,6 +264,30 @@ TEST_CASE("who leaves right after join has done its part in what others had left
   }
 }
 
+TEST_CASE("a joined rank's own tensor counts, also if another rank gives the name another shape") {
+  for (const HostOf& hosts :
+       std::vector<HostOf>{hosts_with({2}), hosts_with({3}), hosts_with({1, 1}), HostOf{{0, 1, 0}}}) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [&group](int rank, Engine& engine) {
+      const int last = group.size() - 1;
+      for (int round = 0; round < 20; ++round) {
+        std::vector<float> data(3, 1), longer(5, 1), alone(1, 1);
+        for (int i = 0; i < 2; ++i) REQUIRE(engine.run(sum_request("x", data), kPatience) == HVD_OK);  // it has an id
+        const auto left = sum_request("x", data);
+        if (rank == last) engine.submit(left);
+        if (rank == 0) {
+          REQUIRE(engine.run(sum_request("alone", alone), kPatience) == HVD_OK);  // when all others have joined
+          const auto changed = sum_request("x", longer);
+          CHECK(engine.run(changed, kPatience) == HVD_MISMATCH);
+          CHECK(changed->error.find("Mismatched ALLREDUCE tensor shapes") == 0);
+        }
+        REQUIRE(engine.run(request_of(HVD_JOIN, kJoinName), kPatience) == HVD_OK);
+        if (rank == last) CHECK(engine.wait(left, kPatience) == HVD_MISMATCH);
+      }
+    });
+  }
+}
+
 TEST_CASE("process sets come and go, ids are used again, and a difference is an error on all ranks") {
   for (const HostOf& hosts :
        std::vector<HostOf>{hosts_with({4}), hosts_with({2, 2}), hosts_with({1, 1, 2}), HostOf{{0, 1, 0, 1}}}) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <numeric>
 #include <random>
@@ -207,6 +208,44 @@ TEST_CASE("the threshold bounds a batch of a sequence") {
   });
 }
 
+TEST_CASE("who waits for a part of a step gets it while the rest trickles in") {
+  const RankGroup group(2);
+  std::atomic<bool> has_it{false};
+  on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+    Step first, rest;
+    first.names.resize(1);
+    rest.names.erase(rest.names.begin());
+    bool early = false;
+    // Many times in a row: once may be luck.
+    int in_a_row = 0;
+    for (int i = 0; i < kTries && in_a_row < 5; ++i) {
+      begin(engine);
+      has_it = false;
+      engine.run(other_request(HVD_BARRIER, "barrier"), kPatience);
+      const Submitted one = submit(engine, first);
+      Submitted others;
+      if (rank == 1) {
+        others = submit(engine, rest);
+        finish(engine, first, one);
+        has_it = true;
+        early = true;
+      } else {
+        for (const int name : rest.names) {
+          early = has_it;  // before the last of them, in the end
+          Submitted next = submit(engine, {.names = {name}});
+          others.data.push_back(std::move(next.data[0]));
+          others.requests.push_back(std::move(next.requests[0]));
+          std::this_thread::sleep_for(std::chrono::microseconds(300));
+        }
+        finish(engine, first, one);
+      }
+      finish(engine, rest, others);
+      in_a_row = all_agree(engine, early) ? in_a_row + 1 : 0;
+    }
+    CHECK(in_a_row == 5);
+  });
+}
+
 TEST_CASE("another order ends a sequence: on one rank, on all, or names left out and names more") {
   for (int kind = 0; kind < 4; ++kind) {
     const RankGroup group(3);
@@ -273,6 +312,21 @@ TEST_CASE("join ends sequences, and what was submitted in them counts") {
       }
     });
   }
+}
+
+TEST_CASE("a joined rank's part of a sequence counts, also if another rank gives a name another shape") {
+  const RankGroup group(2);
+  on_all_ranks(group, {}, [](int rank, Engine& engine) {
+    for (int round = 0; round < 3; ++round) {
+      begin(engine);
+      std::vector<int64_t> data(3, 1), longer(5, 1);
+      const auto request = sum_request("x0", rank == 0 ? longer : data);
+      if (rank == 1) engine.submit(request);
+      if (rank == 0) CHECK(engine.run(request, kPatience) == HVD_MISMATCH);
+      CHECK(engine.run(other_request(HVD_JOIN, kJoinName), kPatience) == HVD_OK);
+      CHECK(engine.wait(request, kPatience) == HVD_MISMATCH);
+    }
+  });
 }
 
 TEST_CASE("sequences of process sets that come and go, beside each other") {

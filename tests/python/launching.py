@@ -51,6 +51,7 @@ class Launcher:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                bufsize=0,  # who reads a line takes no more than that, and leaves the rest to finish()
             )
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ import gc
 import os
 import select
 import signal
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -140,6 +141,28 @@ def memory_is_kept_and_let_go() -> None:
 
 def test_memory_is_kept_while_an_operation_runs_and_no_longer() -> None:
     run_ranks(2, memory_is_kept_and_let_go, env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"})
+
+
+def memory_of_plain_arrays_is_kept_and_let_go() -> None:
+    hvd.init()
+    for kind, form in (("allreduce", hvd.allreduce_), ("allgather", hvd.allgather)):
+        array = np.ones(1000)
+        references = sys.getrefcount(array)
+        if hvd.rank() == 0:
+            threading.Thread(target=interrupt_after, args=(f"{kind}.plain' waits for rank 1",)).start()
+            with pytest.raises(KeyboardInterrupt):
+                form(array, name="plain")
+            assert sys.getrefcount(array) == references + 1, f"{kind}: an array that is in use is not held"
+        hvd.barrier()
+        if hvd.rank() != 0:
+            form(array, name="plain")
+        hvd.barrier()
+        hvd.allreduce(np.ones(1), name="sweeps")
+        assert sys.getrefcount(array) == references, f"{kind}: an array that was in use is held for ever"
+
+
+def test_the_memory_of_plain_arrays_is_kept_too() -> None:
+    run_ranks(2, memory_of_plain_arrays_is_kept_and_let_go, env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"})
 
 
 def interrupted_wait() -> float:

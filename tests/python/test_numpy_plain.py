@@ -1,5 +1,6 @@
 """The short way of operations on plain arrays: which go it, and that they end as on the long one."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from ranks import run_ranks
 from sweeps import MAIN, check, values
+from waiting import wait_until
 
 import horovod.numpy as hvd
 from horovod import _core
@@ -93,6 +95,12 @@ def test_other_arguments_are_not_plain(arguments: tuple[Any, ...]) -> None:
     assert (array == 1).all()
 
 
+def test_only_what_keeps_its_size_runs_in_place() -> None:
+    reduction = ("x", hvd.global_process_set, hvd.Sum, 1.0, 1.0)
+    for op, arguments in ((_core.REDUCESCATTER, reduction), (_core.ALLGATHER, reduction[:2])):
+        assert ask(IN_PLACE, np.ones(4), (op, *arguments)) == [NotImplemented] * 2
+
+
 def test_an_operation_that_is_not_plain_is_counted_once() -> None:
     names.restart_counting()
     for _ in range(2):
@@ -152,3 +160,45 @@ def both_ways() -> None:
 
 def test_both_ways_give_the_same() -> None:
     run_ranks(2, both_ways)
+
+
+def references_are_balanced() -> None:
+    hvd.init()
+    array, dtype = np.ones((4, 3), np.float32), np.dtype(np.float32)
+
+    def refused() -> None:
+        for function in (hvd.allreduce_, hvd.allreduce, hvd.reducescatter):
+            with pytest.raises(ValueError, match="not a number"):
+                function(array, name="r", op=hvd.Sum, prescale_factor=float("nan"))
+        with pytest.raises(ValueError, match="not a number"):
+            hvd.grouped_allreduce([array, array], name="r", op=hvd.Sum, prescale_factor=float("nan"))
+
+    def left_alone() -> None:
+        handle = hvd.allreduce_async(array, name="left alone")
+        wait_until(lambda: hvd.poll(handle), "the end of it", 20)
+        _core.forget(handle)
+
+    uses: dict[str, Callable[[], Any]] = {
+        "run": lambda: [hvd.allreduce_(array, name="a"), hvd.allreduce(array, name="b"), hvd.allgather(array, "c")],
+        "more": lambda: [hvd.reducescatter(array, "d"), hvd.alltoall(array, name="e"), hvd.broadcast(array, 0, "f")],
+        "submit": lambda: hvd.synchronize(hvd.allreduce_async(array, name="g")),
+        "group": lambda: hvd.grouped_allreduce([array, array], name="h"),
+        "group in place": lambda: hvd.grouped_allreduce_([array, array.copy()], name="i"),
+        "group that is not plain": lambda: hvd.grouped_allreduce([array, array[:, :2]], name="j"),
+        "refused": refused,
+        "left alone": left_alone,
+    }
+    times = 50
+    for name, use in uses.items():
+        use()  # what is made once is made
+        before = sys.getrefcount(array), sys.getrefcount(dtype)
+        for _ in range(times):
+            use()
+        hvd.barrier()
+        after = sys.getrefcount(array), sys.getrefcount(dtype)
+        for one, other in zip(before, after, strict=True):
+            assert abs(other - one) < times / 2, f"{name}: {before} references, then {after}"
+
+
+def test_references_are_given_back() -> None:
+    run_ranks(2, references_are_balanced)

@@ -1,11 +1,13 @@
 """The short way of operations on plain tensors: which go it, and that they end as on the long one."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from ranks import run_ranks
+from torch.overrides import TorchFunctionMode
 
 import horovod.torch as hvd
 from horovod import _core
@@ -147,3 +149,60 @@ def both_ways() -> None:
 
 def test_both_ways_give_the_same() -> None:
     run_ranks(2, both_ways)
+
+
+def more_tensors() -> None:
+    hvd.init()
+    # Memory that two tensors share until one is written to.
+    original = torch.ones(1000)
+    clone = original._lazy_clone()
+    hvd.allreduce_(clone, name="clone", op=hvd.Sum)
+    assert (original == 1).all() and (clone == 2).all()
+    # No memory at all.
+    empty = torch.ones(8)
+    empty.untyped_storage().resize_(0)
+    for form in (hvd.reducescatter, hvd.allreduce, hvd.allreduce_, hvd.allgather):
+        with pytest.raises(ValueError, match="8 elements but no memory"):
+            form(empty, name="none")
+    # An interruption while PyTorch runs code of others is not dropped.
+    for form in (hvd.allreduce, hvd.allreduce_, hvd.allgather):
+        with pytest.raises(KeyboardInterrupt), Interrupted():
+            form(torch.ones(4), name="interrupted")
+    hvd.barrier()
+
+
+class Interrupted(TorchFunctionMode):
+    """As if Ctrl-C were pressed when anything is asked of a tensor."""
+
+    def __torch_function__(self, *_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+@has_exchange_interface
+def test_tensors_without_memory_and_with_shared_memory() -> None:
+    run_ranks(2, more_tensors)
+
+
+def references_are_balanced() -> None:
+    hvd.init()
+    tensor = torch.ones(4, 3)
+    uses: dict[str, Callable[[], Any]] = {
+        "run": lambda: [hvd.allreduce_(tensor, name="a"), hvd.allreduce(tensor, name="b"), hvd.allgather(tensor, "c")],
+        "more": lambda: [hvd.reducescatter(tensor, "d"), hvd.alltoall(tensor, name="e"), hvd.broadcast(tensor, 0, "f")],
+        "submit": lambda: hvd.synchronize(hvd.allreduce_async(tensor, name="g")),
+        "group": lambda: hvd.grouped_allreduce([tensor, tensor], name="h"),
+        "group that is not plain": lambda: hvd.grouped_allreduce([tensor, tensor.t()], name="i"),
+    }
+    times = 50
+    for name, use in uses.items():
+        use()  # what is made once is made
+        before = sys.getrefcount(tensor)
+        for _ in range(times):
+            use()
+        hvd.barrier()
+        assert abs(sys.getrefcount(tensor) - before) < times / 2, name
+
+
+@has_exchange_interface
+def test_references_are_given_back() -> None:
+    run_ranks(2, references_are_balanced)
