@@ -32,6 +32,8 @@ namespace {
 // Larger payloads are reduced by slices: without a core for every member only when they take several chunks.
 constexpr size_t kDirectBytes = 32 << 10;
 constexpr size_t kCrowdedDirectBytes = Channel::kChunkBytes;
+// Chunks of direct where every member has a core: smaller ones leave less of the first and the last to wait for.
+constexpr size_t kDirectChunkBytes = 128 << 10;
 // Chunks of a window. Two windows must fit into the slots.
 constexpr size_t kCrowdedWindow = 2;
 static_assert(2 * kCrowdedWindow <= Channel::kSlots);
@@ -46,12 +48,12 @@ Range chunk_of(const Range& range, size_t lo) {
 
 class Reduction {
  public:
-  Reduction(const Channel& channel, const Batch& batch)
-      : channel_(channel), batch_(batch), arithmetic_(batch, channel.size()) {}
+  Reduction(const Channel& channel, const Batch& batch, size_t chunk_bytes = Channel::kChunkBytes)
+      : channel_(channel), batch_(batch), chunk_bytes_(chunk_bytes), arithmetic_(batch, channel.size()) {}
 
-  size_t chunks() const { return (batch_.bytes() + Channel::kChunkBytes - 1) / Channel::kChunkBytes; }
-  size_t lo(size_t c) const { return c * Channel::kChunkBytes; }
-  size_t hi(size_t c) const { return std::min(lo(c) + Channel::kChunkBytes, batch_.bytes()); }
+  size_t chunks() const { return (batch_.bytes() + chunk_bytes_ - 1) / chunk_bytes_; }
+  size_t lo(size_t c) const { return c * chunk_bytes_; }
+  size_t hi(size_t c) const { return std::min(lo(c) + chunk_bytes_, batch_.bytes()); }
   size_t bytes(size_t c) const { return hi(c) - lo(c); }
 
   void copy_in(size_t c, uint64_t s) const {
@@ -130,11 +132,12 @@ class Reduction {
 
   const Channel& channel_;
   const Batch& batch_;
+  const size_t chunk_bytes_;
   const Arithmetic arithmetic_;
 };
 
 Task reduce_direct(Channel& channel, const Batch& batch) {
-  const Reduction reduction(channel, batch);
+  const Reduction reduction(channel, batch, channel.crowded() ? Channel::kChunkBytes : kDirectChunkBytes);
   uint64_t ahead = 0, current = 0;
   for (size_t c = 0; c <= reduction.chunks(); ++c) {
     if (c < reduction.chunks()) {
