@@ -184,7 +184,11 @@ def _agreement(results: Results, axes: Any, what: str, unit: str, per_tensor: bo
             ranks, [TENSORS * number for number in ranks], "--", color="grey", label="one for each tensor and rank"
         )
     axes.set_xscale("log", base=2)
-    axes.set_yscale("symlog" if per_tensor else "log")
+    if per_tensor:
+        axes.set_yscale("symlog")
+        axes.set_ylim(bottom=0)
+    else:
+        axes.set_yscale("log")
     axes.set_xlabel("ranks (simulated)")
     axes.set_ylabel(unit)
     axes.set_title(f"coordinator, repeated step of 400 tensors: {unit}")

@@ -34,8 +34,9 @@
 //
 // Batches. A range is closed by the rules of coordinator.h, with two differences. If somebody waits for a part of it,
 // but those who hold the others up are submitting, one name some microseconds after the other, all of them are waited
-// for: the step is then one batch instead of a dozen. And the coordinator is not woken by the first name of a step when
-// the last step was some milliseconds ago: its engine looks by itself every few milliseconds, which costs less.
+// for, a millisecond at most: the step is then one batch instead of a dozen. And the coordinator is not woken by the
+// first name of a step when the last step was some milliseconds ago, and came as a whole: its engine looks by itself
+// every few milliseconds, which costs less.
 //
 // When there is one: see Coordinator::consider_sequence. It ends by whatever withdraws one of its names, when a rank
 // joins, by Disorder, when nothing has moved for so long that it may be a stall, and when its names are waited for one
