@@ -179,6 +179,7 @@ class Engine {
   // Standing orders (engine_orders.cc).
   void send_letters(std::unique_lock<std::mutex>& lock);
   bool start_rounds();
+  void begin_rounds();
   void end_order(uint64_t number);
   void take_back(uint64_t number);
   void take_back_all();

@@ -31,6 +31,12 @@ void Engine::send_letters(std::unique_lock<std::mutex>& lock) {
 bool Engine::start_rounds() {
   if (!for_orders_wait_) return false;
   const std::lock_guard lock(mutex_);
+  begin_rounds();
+  return true;
+}
+
+// With mutex_ held.
+void Engine::begin_rounds() {
   for_orders_wait_ = false;
   std::erase_if(for_orders_, [this](const std::shared_ptr<Request>& request) {
     if (request->status.load() != HVD_PENDING) return true;  // failed before we came to it
@@ -43,7 +49,6 @@ bool Engine::start_rounds() {
     executor_.add_to_order({request->order, order.rounds, order.tray, order.letters + order.rounds}, request);
     return true;
   });
-  return true;
 }
 
 void Engine::apply(const Stand& entry) {
@@ -70,6 +75,9 @@ void Engine::apply(const Stand& entry) {
 
 // With mutex_ held: its Evict has been read.
 void Engine::end_order(uint64_t number) {
+  // What was submitted before that is a round like those that were begun: if all members have it, it ends. Else who has
+  // submitted it before he asked for his set to be removed might find it gone.
+  begin_rounds();
   StandingOrder& order = orders_.at(number);
   order.ended = true;
   std::erase_if(for_orders_, [&](const std::shared_ptr<Request>& request) {
