@@ -167,7 +167,7 @@ class Coordinator final : private HostDesk::Listener {
     uint64_t last_use = 0;
     Nanoseconds wanted_since = 0;  // somebody waits for what is ready; 0: nobody does
     size_t closed = 0;             // batches of this step
-    size_t parts = 0;              // of these, such that nothing more came for a while and nobody waited
+    size_t parts = 0;              // of these, such that nobody waited for and were not its last
     bool in_parts = false;         // the last step had some
     int torn_steps = 0;
     uint64_t ready_at_look = 0, most_at_look = 0;  // for stalls
