@@ -308,12 +308,15 @@ void Coordinator::add_ready(uint32_t id, bool wanted) {
   name.ready = true;
   name.queue = queue_for(name);
   Queue& queue = queues_[static_cast<size_t>(name.queue)];
-  if (name.step == queue.step) {
+  // A name whose id was withdrawn since begins the step as it did before.
+  const bool begins_again = name.step == 0 && queue.seen > 0 && name.key == queue.first;
+  if (name.step == queue.step || begins_again) {
     queue.expected = queue.seen;
     queue.seen = 0;
     ++queue.step;
     consider_sequence(queue);
   }
+  if (queue.seen == 0) queue.first = name.key;
   name.step = queue.step;
   ++queue.seen;
   queue.ids.push_back(id);

@@ -150,6 +150,7 @@ class Coordinator final : private HostDesk::Listener {
     Nanoseconds last_added = 0;
     bool wanted = false;
     uint64_t step = 1, seen = 0, expected = 0;
+    Key first;                                  // of the step
     std::vector<uint32_t> step_ids, last_step;  // in the order in which they became ready
     size_t closed = 0;                          // times in this step
     uint64_t equal_steps = 0, equal_steps_needed = 0;
@@ -205,6 +206,7 @@ class Coordinator final : private HostDesk::Listener {
   void end_order(Name& name);
   void end_all_orders();
   void consider_sequence(Queue& queue);
+  static bool is_in_steps(const Name& name);
   SequenceState* find_sequence(uint64_t number);
   uint64_t ready_of(const SequenceState& sequence) const;
   uint64_t wanted_of(const SequenceState& sequence) const;

@@ -40,6 +40,9 @@ void Coordinator::consider_sequence(Queue& queue) {
   const uint64_t needed = std::max(queue.equal_steps_needed, kEqualSteps);
   if (queue.equal_steps < needed || !hosts_.alone() || !joined_.empty() || queue.like.op != HVD_ALLREDUCE) return;
   if (last_sequence_ == SequenceWord::kMostNumber) return;
+  const auto place =
+      std::find_if(sequences_.begin(), sequences_.end(), [](const SequenceState& each) { return each.number == 0; });
+  if (place == sequences_.end()) return;
   std::vector<uint32_t> ids;
   for (const uint32_t id : queue.last_step) {
     const Name& name = names_[id];
@@ -47,12 +50,14 @@ void Coordinator::consider_sequence(Queue& queue) {
     const bool same = name.state == IdState::kLive && name.step + 1 == queue.step &&
                       &queues_[static_cast<size_t>(name.queue)] == &queue;
     if (!same || !cached(id) || name.sequence != 0) return;
-    if (name.order == 0 && name.alone < kAlone) ids.push_back(id);
+    if (is_in_steps(name)) ids.push_back(id);
   }
   if (ids.size() < kFewest || ids.size() > kMostIdsPerRun) return;
-  const auto place =
-      std::find_if(sequences_.begin(), sequences_.end(), [](const SequenceState& each) { return each.number == 0; });
-  if (place == sequences_.end()) return;
+  // What is ready belongs to the step that is over. If it were run after the beginning, the next round of its names
+  // would be the first one of the sequence, ahead of those that now come first.
+  if (!queue.ids.empty()) close(queue);
+  std::erase_if(ids, [this](uint32_t id) { return !is_in_steps(names_[id]); });
+  if (ids.size() < kFewest) return;
 
   queue.equal_steps_needed = std::min(2 * needed, kMostEqualSteps);
   queue.equal_steps = 0;
@@ -68,6 +73,9 @@ void Coordinator::consider_sequence(Queue& queue) {
   segment_->sequence_wake(place->place).store(SequenceWord::make(place->number, 1));
   append(BeginSequence{place->number, static_cast<uint32_t>(place->place), std::move(ids)});
 }
+
+// Rather than by itself.
+bool Coordinator::is_in_steps(const Name& name) { return name.order == 0 && name.alone < kAlone; }
 
 Coordinator::SequenceState* Coordinator::find_sequence(uint64_t number) {
   for (SequenceState& sequence : sequences_) {
@@ -209,6 +217,7 @@ void Coordinator::go_on_with_queue(const SequenceState& ended) {
   ++queue.step;
   queue.seen = run;
   queue.expected = names;
+  queue.first = first.key;
   queue.last_step = ended.ids;
   queue.step_ids.assign(ended.ids.begin(), ended.ids.begin() + static_cast<ptrdiff_t>(run));
   for (const uint32_t id : queue.step_ids) names_[id].step = queue.step;
