@@ -5,10 +5,12 @@
 // forks into so many processes, which read commands from the first one's standard input, one a line,
 //
 //   allreduce <bytes> <buffers>    prepares: every rank has so many buffers of float32, all on shared pages
+//   own-pages <bytes> <buffers>    the same, but no rank writes into another one's buffers
 //   memcpy <bytes> <buffers>       prepares: every rank copies its own memory to its own memory
 //   run <iterations>               runs them and prints the nanoseconds of each, on one line
 //
-// An allreduce in place: every rank adds up its slice of all ranks' buffers and stores the sum into all of them. Small
+// An allreduce in place: every rank adds up its slice of all ranks' buffers and stores the sum into all of them, or if
+// it writes into its own pages only, there; then it copies the other slices from those who have added them up. Small
 // ones: every rank reads all others. The time of an iteration runs from the moment when the last rank begins until the
 // last one has ended, and has in it the flags by which the ranks see that the others' buffers are there, and are done.
 // Buffers rotate and are rewritten between iterations, outside of that time.
@@ -43,7 +45,7 @@ struct alignas(128) Flag {
 };
 
 struct Control {
-  Flag command[kMostRanks], gate[kMostRanks], ready[kMostRanks], done[kMostRanks];
+  Flag command[kMostRanks], gate[kMostRanks], ready[kMostRanks], folded[kMostRanks], done[kMostRanks];
   char kind[16];
   uint64_t bytes, buffers, iterations;
   int64_t starts[kMostRanks][kMostIterations], ends[kMostRanks][kMostIterations];
@@ -149,6 +151,7 @@ class Rank {
   }
 
   bool is_copy() const { return std::strcmp(control_.kind, "memcpy") == 0; }
+  bool is_own_pages() const { return std::strcmp(control_.kind, "own-pages") == 0; }
   float* buffer(int rank, size_t index) const {
     return arena_ + (static_cast<size_t>(rank) * control_.buffers + index) * elements_;
   }
@@ -166,7 +169,25 @@ class Rank {
     }
     const auto r = static_cast<size_t>(rank_), n = static_cast<size_t>(ranks_);
     const size_t begin = elements_ * r / n, end = elements_ * (r + 1) / n;
-    if (ranks_ == 2) {
+    if (is_own_pages()) {
+      if (ranks_ == 2) {
+        float* __restrict const mine = buffer(rank_, b);
+        const float* __restrict const other = buffer(1 - rank_, b);
+        for (size_t i = begin; i < end; ++i) mine[i] += other[i];
+      } else {
+        float sum[kBlock];
+        for (size_t i = begin; i < end; i += kBlock) {
+          const size_t count = std::min(kBlock, end - i);
+          add(sum, b, i, count);
+          store(buffer(rank_, b) + i, sum, count);
+        }
+      }
+      meet(control_.folded);
+      for (size_t other = 0; other < n; ++other) {
+        const size_t lo = elements_ * other / n, hi = elements_ * (other + 1) / n;
+        if (other != r) store(buffer(rank_, b) + lo, buffer(static_cast<int>(other), b) + lo, hi - lo);
+      }
+    } else if (ranks_ == 2) {
       float* const x = buffer(0, b);
       float* const y = buffer(1, b);
       for (size_t i = begin; i < end; ++i) x[i] = y[i] = x[i] + y[i];

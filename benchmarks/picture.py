@@ -23,6 +23,7 @@ from subject import (
     HOROVOD_TORCH,
     IN_STEP,
     LIMIT,
+    LIMIT_OWN_PAGES,
     MEMCPY,
     MODELS,
     MPICH,
@@ -43,11 +44,12 @@ _COLORS = {
     OPEN_MPI: "tab:green",
     MPICH: "tab:red",
     LIMIT: "black",
+    LIMIT_OWN_PAGES: "dimgrey",
     MEMCPY: "grey",
     ALONE: "lightgrey",
     IN_STEP: "darkgrey",
 }
-_WAYS = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, *PEERS, LIMIT, MEMCPY)
+_WAYS = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, *PEERS, LIMIT, LIMIT_OWN_PAGES, MEMCPY)
 
 
 def _float32(results: Results, kind: str, ranks: int) -> list[Subject]:
@@ -66,7 +68,7 @@ def _allreduce(results: Results, axes: Any, ranks: int) -> None:
         points = [(subject.bytes, record) for subject in subjects if (record := results.find(subject, way))]
         if not points:
             continue
-        style = "--" if way in (LIMIT, MEMCPY) else "-"
+        style = "--" if way in (LIMIT, LIMIT_OWN_PAGES, MEMCPY) else "-"
         axes.plot(
             [size for size, _ in points],
             [record.median * 1e6 for _, record in points],

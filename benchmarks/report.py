@@ -15,6 +15,7 @@ from subject import (
     HOROVOD_SHARED,
     HOROVOD_TORCH,
     LIMIT,
+    LIMIT_OWN_PAGES,
     MEMCPY,
     PEERS,
     STEP_WAYS,
@@ -73,7 +74,7 @@ def _collective_table(results: Results, subjects: list[Subject], ways: Sequence[
 
 def _collectives(results: Results) -> list[str]:
     text: list[str] = []
-    ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, *PEERS, LIMIT, MEMCPY)
+    ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, *PEERS, LIMIT, LIMIT_OWN_PAGES, MEMCPY)
     for kind in COLLECTIVES:
         subjects = [subject for subject in results.subjects(kind) if subject.dtype == "float32"]
         if subjects:

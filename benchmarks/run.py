@@ -27,6 +27,7 @@ from subject import (
     HOROVOD_SHARED,
     HOROVOD_TORCH,
     LIMIT,
+    LIMIT_OWN_PAGES,
     MEMCPY,
     MODELS,
     PEERS,
@@ -90,7 +91,7 @@ class Run:
         sizes, of_more = (
             (_QUICK_ALLREDUCE, _QUICK_ALLREDUCE_OF_MORE) if self._quick else (_ALLREDUCE, _ALLREDUCE_OF_MORE)
         )
-        ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, *PEERS, LIMIT, MEMCPY)
+        ways = (HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED, *PEERS, LIMIT, LIMIT_OWN_PAGES, MEMCPY)
         for size in self._sizes or (sizes if stadium.ranks == 2 else of_more):
             self.measure(stadium, Subject(ALLREDUCE, stadium.ranks, size), ways)
 

@@ -17,7 +17,7 @@ TRAINING = "training step"
 # Ways to do it. Those of one team run in the same processes.
 HOROVOD, HOROVOD_TORCH, HOROVOD_SHARED = "horovod", "horovod.torch", "horovod, hvd_alloc"
 GLOO, OPEN_MPI, MPICH = "gloo", "Open MPI", "MPICH"
-LIMIT, MEMCPY = "limit", "memcpy by all"
+LIMIT, LIMIT_OWN_PAGES, MEMCPY = "limit", "limit, own pages", "memcpy by all"
 PEERS = (GLOO, OPEN_MPI, MPICH)
 ALONE, IN_STEP, DDP = "alone", "in step", "DDP, gloo"
 STEP_WAYS = (ALONE, IN_STEP, HOROVOD, DDP)

@@ -29,6 +29,7 @@ from subject import (
     HOROVOD_SHARED,
     HOROVOD_TORCH,
     LIMIT,
+    LIMIT_OWN_PAGES,
     MEMCPY,
     STEP_WAYS,
     TOGETHER_WAYS,
@@ -157,11 +158,14 @@ class RankTeam:
         return "Its last words: " + self._output.read_text(errors="replace")[-2000:]
 
 
+_LIMIT_COMMANDS = {LIMIT: "allreduce", LIMIT_OWN_PAGES: "own-pages", MEMCPY: "memcpy"}
+
+
 class LimitTeam:
     """A C++ program: limit.cc, or wire_limit.cc between hosts, which has no copying of memory."""
 
     name: str = LIMIT
-    ways: tuple[str, ...] = (LIMIT, MEMCPY)
+    ways: tuple[str, ...] = (LIMIT, LIMIT_OWN_PAGES, MEMCPY)
     cpu: float = math.nan
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -189,7 +193,7 @@ class LimitTeam:
         if way != self._way:  # rewriting all of it before each round is as good as rotating
             size = max(4, self._subject.bytes)
             buffers = min(4096, max(2, -(-self._footprint // size)))
-            self._ask(f"{'memcpy' if way == MEMCPY else 'allreduce'} {size} {buffers}")
+            self._ask(f"{_LIMIT_COMMANDS[way]} {size} {buffers}")
             self._way = way
         return np.asarray([int(text) * 1e-9 for text in self._ask(f"run {iterations}").split()])
 
