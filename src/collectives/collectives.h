@@ -25,6 +25,10 @@ struct OrderRound {
   uint64_t letter = 0;  // its number there
 };
 Task allreduce_by_letters(const Group& group, const Batch& batch, const OrderRound& round);
+// The same for the other collectives, where all members share a host.
+Task run_by_letters(const Group& group, const Batch& batch, const OrderRound& round);
+// The bytes of a letter with the rows of an allgather or alltoall.
+size_t letter_bytes(const std::vector<int64_t>& counts, size_t row_bytes);
 Task adasum(const Group& group, const Batch& batch);
 Task broadcast(Channel& channel, const Batch& batch);
 Task broadcast_between_hosts(const Group& group, const Batch& batch);

@@ -49,6 +49,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "engine/host_desk.h"
@@ -271,6 +272,7 @@ class Coordinator final : private HostDesk::Listener {
   std::deque<std::pair<Key, Pending>> no_id_yet_;  // complete, but all ids are taken
   std::map<uint64_t, uint32_t> orders_;            // those that stand, and their ids
   std::map<uint64_t, EndingOrder> ending_orders_;
+  std::unordered_set<Key, KeyHash> unfit_;  // not to stand again
   uint64_t last_order_ = 0;
   std::array<Tray, Trays::kTrays> trays_;
   std::array<SequenceState, Segment::kMaxSequences> sequences_;  // by place

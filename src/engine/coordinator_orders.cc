@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "engine/coordinator.h"
+#include "engine/standing_orders.h"
 #include "transport/letter_boxes.h"
 
 namespace hvd {
@@ -11,13 +12,12 @@ namespace {
 constexpr int kRounds = 8;
 // Everybody sends to everybody, and folds what all have sent: that is quick while members are few and payloads small.
 constexpr size_t kMostMembers = 8;
-// On one host: where each member has a core of its own, and where not. There agreement costs as much as many bytes.
-constexpr uint64_t kSharedBytes = 32 << 10;
-constexpr uint64_t kCrowdedSharedBytes = Trays::kMostBytes;
 // Of several members on several hosts: each host's values go over the cable once for each pair of members.
 constexpr uint64_t kMixedBytes = 4 << 10;
 // So many orders stand at a time; names beyond that are agreed on as ever.
 constexpr size_t kMostOrders = 256;
+// So many names are remembered that are not to stand again.
+constexpr size_t kMostUnfit = 1024;
 
 }  // namespace
 
@@ -42,12 +42,15 @@ void Coordinator::consider_order(uint32_t id, bool alone_and_wanted) {
 bool Coordinator::may_stand(uint32_t id) const {
   const Name& name = names_[id];
   const size_t members = sets_[static_cast<size_t>(name.key.set)].size();
-  const bool small = name.bytes > 0 && name.bytes <= longest_letter(name.key.set);
+  // How many rows there are only the members know: who has too many says so.
+  const bool small = moves_rows(name.meta.op) ? !unfit_.contains(name.key)
+                                              : name.bytes > 0 && name.bytes <= longest_letter(name.key.set);
   const bool few = members >= 2 && members <= kMostMembers && orders_.size() < kMostOrders;
   const bool one_host = hosts_of_set_[static_cast<size_t>(name.key.set)].size() == 1;
-  const bool sums =
-      name.meta.op == HVD_ALLREDUCE && name.meta.reduce_op != HVD_ADASUM && (one_host || !settings_.allreduce_ring);
-  return cached(id) && name.order == 0 && name.sequence == 0 && sums && small && few && joined_.empty() &&
+  const hvd_op op = name.meta.op;
+  const bool sums = op == HVD_ALLREDUCE && name.meta.reduce_op != HVD_ADASUM && (one_host || !settings_.allreduce_ring);
+  const bool others = one_host && (op == HVD_BROADCAST || op == HVD_REDUCESCATTER || moves_rows(op));
+  return cached(id) && name.order == 0 && name.sequence == 0 && (sums || others) && small && few && joined_.empty() &&
          (!shares_hosts(name.key.set) || free_tray() >= 0);
 }
 
@@ -57,7 +60,7 @@ bool Coordinator::shares_hosts(int set) const {
 
 uint64_t Coordinator::longest_letter(int set) const {
   const size_t hosts = hosts_of_set_[static_cast<size_t>(set)].size();
-  if (hosts == 1) return segment_->crowded() ? kCrowdedSharedBytes : kSharedBytes;
+  if (hosts == 1) return longest_letter_on_host(segment_->crowded());
   return shares_hosts(set) ? kMixedBytes : LetterBoxes::kMostBytes / (hosts - 1);
 }
 
@@ -81,7 +84,11 @@ void Coordinator::end_all_orders() {
 }
 
 void Coordinator::take(int, const Revoke& message) {
-  if (const auto found = orders_.find(message.order); found != orders_.end()) withdraw(found->second);
+  const auto found = orders_.find(message.order);
+  if (found == orders_.end()) return;
+  if (unfit_.size() >= kMostUnfit) unfit_.clear();  // they may try again
+  if (message.unfit) unfit_.insert(names_[found->second].key);
+  withdraw(found->second);
 }
 
 void Coordinator::take(int rank, const Ended& message) {

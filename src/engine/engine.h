@@ -185,7 +185,7 @@ class Engine {
   void take_back_all();
   void close_order(uint64_t number);
   void round_ended(uint64_t number, bool wanted);
-  void revoke(uint64_t number, StandingOrder& order);
+  void revoke(uint64_t number, StandingOrder& order, bool unfit = false);
   void look_closely_next();
   void look_after_orders();
 

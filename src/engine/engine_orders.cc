@@ -41,6 +41,10 @@ void Engine::begin_rounds() {
   std::erase_if(for_orders_, [this](const std::shared_ptr<Request>& request) {
     if (request->status.load() != HVD_PENDING) return true;  // failed before we came to it
     StandingOrder& order = orders_.at(request->order);
+    if (moves_rows(request->meta.op) && letter_bytes(request->counts, request->meta.row_bytes()) > order.longest) {
+      revoke(request->order, order, true);
+      return false;
+    }
     if (order.no_memory) return false;  // its Evict is on its way
     order.last_round = settings_.now();
     request->logged = true;
@@ -69,7 +73,9 @@ void Engine::apply(const Stand& entry) {
   for (const int rank : ranks) {
     if (Link* const link = network_.link(rank)) link->boxes().open(entry.order);
   }
-  order.no_memory = shares_host && !segment_->reserve_tray(entry.tray, world_.local_rank, ids_[entry.id].meta.bytes());
+  const Meta& meta = ids_[entry.id].meta;
+  order.longest = moves_rows(meta.op) ? longest_letter_on_host(segment_->crowded()) : meta.bytes();
+  order.no_memory = shares_host && !segment_->reserve_tray(entry.tray, world_.local_rank, order.longest);
   if (order.no_memory) revoke(entry.order, order);
 }
 
@@ -147,10 +153,10 @@ void Engine::round_ended(uint64_t number, bool wanted) {
 }
 
 // With mutex_ held.
-void Engine::revoke(uint64_t number, StandingOrder& order) {
+void Engine::revoke(uint64_t number, StandingOrder& order, bool unfit) {
   if (order.revoking || order.ended) return;
   order.revoking = true;
-  send(Revoke{number}, true);
+  send(Revoke{number, unfit}, true);
 }
 
 // After a sleep the next pass also looks for what takes too long, for which most passes don't spare the time: there may

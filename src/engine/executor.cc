@@ -73,7 +73,10 @@ void Executor::add_set(int set, const std::vector<int>& ranks) {
 Task Executor::start(const Job& job) {
   const Group& group = *lanes_[static_cast<size_t>(job.set)].group;
   const Batch& batch = job.batch;
-  if (job.round.order != 0) return allreduce_by_letters(group, batch, job.round);
+  if (job.round.order != 0) {
+    return batch.op == HVD_ALLREDUCE ? allreduce_by_letters(group, batch, job.round)
+                                     : run_by_letters(group, batch, job.round);
+  }
   Channel& channel = group.channel();
   const bool one_host = group.hosts() == 1;
   switch (batch.op) {

@@ -53,6 +53,7 @@ Bytes encode(const ToCoordinator& message) {
                       [&](const Revoke& m) {
                         w.number(MessageTag::kRevoke);
                         w.number(m.order);
+                        w.number(static_cast<uint8_t>(m.unfit));
                       },
                       [&](const Ended& m) {
                         w.number(MessageTag::kEnded);
@@ -164,8 +165,12 @@ ToCoordinator decode_to_coordinator(BytesView bytes) {
       return r.finish(Want{r.key()});
     case MessageTag::kClosed:
       return r.finish(Closed{r.number<int32_t>()});
-    case MessageTag::kRevoke:
-      return r.finish(Revoke{r.number<uint64_t>()});
+    case MessageTag::kRevoke: {
+      Revoke m;
+      m.order = r.number<uint64_t>();
+      m.unfit = r.code<bool>(1);
+      return r.finish(m);
+    }
     case MessageTag::kEnded: {
       Ended m;
       m.order = r.number<uint64_t>();

@@ -39,9 +39,10 @@ struct Want {
 struct Closed {
   int32_t set = 0;
 };
-// A rank would rather have no standing order for this name (standing_orders.h).
+// A rank would rather have no standing order for this name (standing_orders.h). unfit: also not later.
 struct Revoke {
   uint64_t order = 0;
+  bool unfit = false;
 };
 // A rank has read that a standing order has ended, and has taken part in so many of its rounds.
 struct Ended {

@@ -1,12 +1,13 @@
-// Standing orders: small allreduces without agreement.
+// Standing orders: small operations without agreement.
 //
 // Agreement costs two waits, for "ready" and for the log, before the data cost theirs: each of them a trip between
-// hosts, and among ranks that share cores a turn on the processor. For a name that is reduced again and again, alone,
-// while somebody waits for it, the answer is known beforehand. So the coordinator says it once, for all rounds to come:
+// hosts, and among ranks that share cores a turn on the processor. For a name that is run again and again, alone, while
+// somebody waits for it, the answer is known beforehand. So the coordinator says it once, for all rounds to come:
 // from then on each member sends its values to all others as soon as it has them, in a *letter*, and a round is
 // complete for a member when the letters of all others are there. No ready, no log. Letters to other hosts go over the
 // network, to boxes that have the order's number (transport/letter_boxes.h); for those on its own host a member leaves
 // one in shared memory, in the order's tray (transport/trays.h). So different names need no order among each other.
+// Allreduces have standing orders on any hosts; broadcast, reducescatter, allgather and alltoall among members of one.
 //
 //   Stand{order, id, tray} in the log, just before the Run of the round that is agreed on as usual. Orders have numbers
 //                          of their own, each used once.
@@ -17,9 +18,9 @@
 //
 // What keeps it safe
 //
-//   Begin. Nobody can submit the name for a round after Stand before that Run's batch has ended; then every member has
-//   read Stand, since a sum needs the values of all. (So a name without bytes never stands.) All therefore agree which
-//   round is the order's first, and a box is open before its first letter can come.
+//   Begin. Nobody can submit the name for a round after Stand before that Run's batch has ended there. So all agree
+//   which round is the order's first. A sum needs the values of all: then every member has read Stand, and a box is
+//   open before its first letter can come. (So a sum without bytes never stands.) Trays are there from the beginning.
 //   Rounds. A name is pending once at most, and a member ends round k only with everybody's k-th letter. So the numbers
 //   of rounds differ by one at most, and a box never holds more than two letters of one sender. Nor does a tray: who
 //   writes letter k + 2 has everybody's letter k + 1, and who has written that has read all that it reads of letters k.
@@ -38,7 +39,8 @@
 //   gone: what such a one has sent is used, also from its tray, which stays mapped; a wait for more ends with an error.
 //   When the job fails for another reason it is failed like one that was never logged.
 //   Memory. The flags of all trays exist from the beginning; that for a member's letters is made sure of when it reads
-//   Stand. If there is none it asks to end the order, and sends no letter of it.
+//   Stand. If there is none it asks to end the order, and sends no letter of it. So does a member whose rows, in an
+//   allgather or alltoall, are more than a letter holds; nor does the name stand again then.
 //   Same bits. Members fold in the order of ranks on each host, and then in that of hosts, as always.
 //
 // When an order stands: see Coordinator::may_stand. It ends by whatever evicts the name: another signature, a full
@@ -53,8 +55,13 @@
 #include <cstdint>
 
 #include "engine/world.h"
+#include "transport/trays.h"
 
 namespace hvd {
+
+// The longest letter that is worth it on one host: where each member has a core of its own, and where not. There
+// agreement costs as much as many bytes.
+inline uint64_t longest_letter_on_host(bool crowded) { return crowded ? Trays::kMostBytes : 32 << 10; }
 
 // A standing order as a member sees it.
 struct StandingOrder {
@@ -66,6 +73,7 @@ struct StandingOrder {
   uint64_t letters = 0;         // that were written there before
   bool looks_for_idle = false;  // we are its first member
   bool no_memory = false;       // for our letters: we hold back what is submitted until it ends
+  uint64_t longest = 0;         // bytes of a letter
   uint64_t rounds = 0;          // that were given to the executor
   Nanoseconds last_round = 0;   // when that was
   int unwanted = 0;             // rounds in a row for which nobody waited

@@ -1,5 +1,9 @@
 #include "transport/trays.h"
 
+#include <string>
+
+#include "transport/errors.h"
+
 namespace hvd {
 
 Trays::Trays(std::shared_ptr<Segment> segment, Channel& channel) : segment_(std::move(segment)), channel_(channel) {
@@ -9,8 +13,16 @@ Trays::Trays(std::shared_ptr<Segment> segment, Channel& channel) : segment_(std:
   }
 }
 
+std::span<const std::byte> Trays::letter(int member, int tray, uint64_t letter) const {
+  const uint64_t bytes = head(member, tray, letter).bytes;
+  if (bytes <= kMostBytes) return {payload(member, tray, letter, bytes), bytes};
+  throw Error(HVD_SYSTEM, "rank " + std::to_string(channel_.ranks()[static_cast<size_t>(member)]) +
+                              " says that its letter has " + std::to_string(bytes) + " bytes");
+}
+
 void Trays::publish(int tray, uint64_t letter, size_t bytes) {
   channel_.count_published(bytes);
+  head(channel_.me(), tray, letter).bytes = bytes;
   head(channel_.me(), tray, letter).number.store(letter);
   // Of several that are published at the same time the last one sees all others.
   for (int m = 0; m < channel_.size(); ++m) {

@@ -4,6 +4,7 @@
 // a tray each rank of the host has room for two letters. The letters of a tray are numbered 1, 2, ... over its whole
 // life, whichever order has it, and the order's members count alike; letter n lies at n % 2. It has a head (one line),
 // in which a payload of up to kInlineBytes rides, so that flag and payload come over in one cache line, and a buffer.
+// The head also says how many bytes the letter has.
 //
 // Per rank, tray and n % 2 one flag, written by that rank alone:
 //   number = n   "published": my payload of letter n may be read
@@ -16,6 +17,7 @@
 #define HOROVOD_TRANSPORT_TRAYS_H_
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "collectives/task.h"
@@ -33,7 +35,7 @@ class Trays {
 
   struct Head {
     alignas(kLine) Flag number;
-    uint64_t padding;
+    uint64_t bytes;
     std::byte payload[kInlineBytes];
   };
   static_assert(sizeof(Head) == kLine);
@@ -48,6 +50,8 @@ class Trays {
     if (bytes <= kInlineBytes) return head(member, tray, letter).payload;
     return segment_->tray(tray, channel_.members()[static_cast<size_t>(member)]) + letter % 2 * kMostBytes;
   }
+  // The whole letter of a member, which it has published.
+  std::span<const std::byte> letter(int member, int tray, uint64_t letter) const;
   // To be awaited of every other member.
   Until published(int member, int tray, uint64_t letter) const {
     return {{&head(member, tray, letter).number, letter, channel_.ranks()[static_cast<size_t>(member)], interests_}};

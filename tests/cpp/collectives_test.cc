@@ -11,35 +11,6 @@
 using namespace hvd;
 using namespace hvd::testing;
 
-namespace {
-
-std::shared_ptr<Request> request_of(hvd_op op, const std::string& name, int set = 0) {
-  auto request = std::make_shared<Request>();
-  request->key = {set, name};
-  request->meta.op = op;
-  return request;
-}
-
-// An allgather or alltoall of rows of `width` floats.
-std::shared_ptr<Request> rows_request(hvd_op op, const std::string& name, const std::vector<float>& data, int64_t width,
-                                      std::vector<int64_t> splits = {}) {
-  auto request = request_of(op, name);
-  request->meta.dtype = HVD_FLOAT32;
-  request->meta.shape = {kAnyRows, width};
-  request->rows = static_cast<int64_t>(data.size()) / width;
-  request->counts = std::move(splits);
-  request->input = data.data();
-  return request;
-}
-
-std::vector<float> result_of(const Request& request) {
-  std::vector<float> values(static_cast<size_t>(request.result_shape[0] * request.result_shape[1]));
-  if (!values.empty()) std::memcpy(values.data(), request.data.get(), values.size() * sizeof(float));
-  return values;
-}
-
-}  // namespace
-
 TEST_CASE("allgather: rows of all ranks in their order, also none, also many chunks") {
   for (const HostOf& hosts : kLayouts) {
     const RankGroup group(hosts);

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -268,6 +269,31 @@ std::shared_ptr<Request> sum_request(const std::string& name, std::vector<T>& da
   request->meta.shape = {static_cast<int64_t>(data.size())};
   request->input = request->output = data.data();
   return request;
+}
+
+inline std::shared_ptr<Request> request_of(hvd_op op, const std::string& name, int set = 0) {
+  auto request = std::make_shared<Request>();
+  request->key = {set, name};
+  request->meta.op = op;
+  return request;
+}
+
+// An allgather or alltoall of rows of `width` floats.
+inline std::shared_ptr<Request> rows_request(hvd_op op, const std::string& name, const std::vector<float>& data,
+                                             int64_t width, std::vector<int64_t> splits = {}) {
+  auto request = request_of(op, name);
+  request->meta.dtype = HVD_FLOAT32;
+  request->meta.shape = {kAnyRows, width};
+  request->rows = static_cast<int64_t>(data.size()) / width;
+  request->counts = std::move(splits);
+  request->input = data.data();
+  return request;
+}
+
+inline std::vector<float> result_of(const Request& request) {
+  std::vector<float> values(static_cast<size_t>(request.result_shape[0] * request.result_shape[1]));
+  if (!values.empty()) std::memcpy(values.data(), request.data.get(), values.size() * sizeof(float));
+  return values;
 }
 
 inline constexpr int64_t kSecond = 1'000'000'000;

@@ -46,7 +46,7 @@ inline std::vector<Bytes> some_requests() {
   return {encode(ToCoordinator(Submit{key, meta, true})),
           encode(ToCoordinator(Want{key})),
           encode(ToCoordinator(Closed{5})),
-          encode(ToCoordinator(Revoke{7})),
+          encode(ToCoordinator(Revoke{7, true})),
           encode(ToCoordinator(Ended{7, 1LL << 34})),
           encode(ToCoordinator(Vacated{7})),
           encode(ToCoordinator(Disorder{3})),
