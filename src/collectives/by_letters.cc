@@ -2,7 +2,7 @@
 // allreduce: each member leaves one letter in its tray (transport/trays.h), waits for all others', and takes what it
 // needs of them.
 //
-//   broadcast      the root's letter is the tensor; those of the others are empty
+//   broadcast      the root's letter is the tensor, in parts; those of the others are empty
 //   reducescatter  the tensor, scaled. Each member folds its own rows, in the order of members, as always
 //   allgather      how many rows there are, and the rows
 //   alltoall       how many rows each member gets, and the rows, in the order of members
@@ -20,6 +20,7 @@
 namespace hvd {
 namespace {
 
+// The letters of one round.
 class Letters {
  public:
   Letters(const Group& group, const OrderRound& round)
@@ -28,93 +29,132 @@ class Letters {
   int me() const { return channel_.me(); }
   int size() const { return channel_.size(); }
   int rank(int member) const { return channel_.ranks()[static_cast<size_t>(member)]; }
-  std::byte* own(size_t bytes) const { return trays_.payload(me(), round_.tray, round_.letter, bytes); }
+  bool crowded() const { return channel_.crowded(); }
+
+  std::byte* payload(int member, size_t bytes) const {
+    return trays_.payload(member, round_.tray, round_.letter, bytes);
+  }
+  void publish_part(uint64_t part) const { trays_.publish_part(round_.tray, round_.letter, part); }
   void publish(size_t bytes) const { trays_.publish(round_.tray, round_.letter, bytes); }
-  Until published(int member) const { return trays_.published(member, round_.tray, round_.letter); }
+  Until published(int member, uint64_t part = Trays::kParts) const {
+    return trays_.published(member, round_.tray, round_.letter, part);
+  }
   std::span<const std::byte> of(int member) const { return trays_.letter(member, round_.tray, round_.letter); }
 
  private:
   Trays& trays_;
   const Channel& channel_;
-  const OrderRound& round_;
+  const OrderRound round_;
 };
 
 // ---- Broadcast ------------------------------------------------------------------------------------------------------
 
-void write_broadcast(const Letters& letters, const Batch& batch) {
-  const bool is_root = letters.me() == batch.root;
-  if (is_root) copy_bytes(letters.own(batch.bytes()), batch.input(0), batch.bytes());
-  letters.publish(is_root ? batch.bytes() : 0);
-}
+constexpr size_t kLeastPart = 4 << 10;
 
-void read_broadcast(const Letters& letters, const Batch& batch) {
+// The others copy a part out while the root copies the next one in. Where they share cores that is of no use.
+Task broadcast_by_letters(const Group& group, const Batch& batch, const OrderRound& round) {
+  const Letters letters(group, round);
   const bool is_root = letters.me() == batch.root;
-  const std::byte* const source = is_root ? batch.input(0) : letters.of(batch.root).data();
-  if (batch.output(0) != source) copy_bytes(batch.output(0), source, batch.bytes());
+  const size_t bytes = batch.bytes(), most_parts = letters.crowded() ? 1 : Trays::kParts;
+  const size_t part = std::max(kLeastPart, (bytes + most_parts - 1) / most_parts);
+  std::byte* const letter = letters.payload(batch.root, bytes);
+  if (!is_root) letters.publish(0);
+  uint64_t parts = 0;
+  for (size_t lo = 0; lo < bytes; lo += part) {
+    const size_t n = std::min(part, bytes - lo);
+    const bool is_last = lo + part >= bytes;
+    ++parts;
+    if (is_root) {
+      copy_bytes(letter + lo, batch.input(0) + lo, n);
+      if (!is_last) letters.publish_part(parts);
+    } else {
+      co_await letters.published(batch.root, is_last ? Trays::kParts : parts);
+      copy_bytes(batch.output(0) + lo, letter + lo, n);
+    }
+  }
+  if (is_root) letters.publish(bytes);
+  if (is_root && batch.output(0) != batch.input(0)) copy_bytes(batch.output(0), batch.input(0), bytes);
+  for (int m = 0; m < letters.size(); ++m) {
+    if (m != letters.me()) co_await letters.published(m);
+  }
 }
 
 // ---- Reducescatter --------------------------------------------------------------------------------------------------
 
-void write_reducescatter(const Letters& letters, const Batch& batch) {
-  Arithmetic(batch, letters.size()).copy_in(letters.own(batch.bytes()), batch.input(0), batch.bytes());
-  letters.publish(batch.bytes());
-}
-
-void read_reducescatter(const Letters& letters, const Batch& batch) {
+Task reducescatter_by_letters(const Group& group, const Batch& batch, const OrderRound& round) {
+  const Letters letters(group, round);
+  const Arithmetic arithmetic(batch, letters.size());
+  const size_t bytes = batch.bytes();
+  arithmetic.copy_in(letters.payload(letters.me(), bytes), batch.input(0), bytes);
+  letters.publish(bytes);
   const RowsTensor& tensor = batch.rows.front();
-  int64_t skipped = 0;
-  for (int m = 0; m < letters.me(); ++m) skipped += rows_of(m, letters.size(), tensor.counts[0]);
-  std::vector<const void*> sources;
+  size_t skipped = 0;  // rows
+  for (int m = 0; m < letters.me(); ++m) {
+    skipped += static_cast<size_t>(rows_of(m, letters.size(), tensor.counts[0]));
+  }
+  std::vector<const void*> sources(static_cast<size_t>(letters.size()));
   for (int m = 0; m < letters.size(); ++m) {
-    sources.push_back(letters.of(m).data() + static_cast<size_t>(skipped) * tensor.row_bytes);
+    if (m != letters.me()) co_await letters.published(m);
+    sources[static_cast<size_t>(m)] = letters.payload(m, bytes) + skipped * tensor.row_bytes;
   }
   const auto rows = static_cast<size_t>(rows_of(letters.me(), letters.size(), tensor.counts[0]));
-  Arithmetic(batch, letters.size()).fold(batch.output(0), sources, rows * tensor.row_bytes);
+  arithmetic.fold(batch.output(0), sources, rows * tensor.row_bytes);
 }
 
 // ---- Allgather and alltoall -----------------------------------------------------------------------------------------
 
-void write_rows(const Letters& letters, const Batch& batch) {
-  const RowsTensor& tensor = batch.rows.front();
+void write_rows(const Letters& letters, const RowsTensor& tensor) {
   const size_t bytes = letter_bytes(tensor.counts, tensor.row_bytes), head = tensor.counts.size() * sizeof(int64_t);
-  std::byte* const letter = letters.own(bytes);
+  std::byte* const letter = letters.payload(letters.me(), bytes);
   std::memcpy(letter, tensor.counts.data(), head);
   if (bytes > head) copy_bytes(letter + head, tensor.input, bytes - head);
   letters.publish(bytes);
 }
 
-// The rows of a member's letter for us, and how many there are.
-struct RowsForUs {
+// Where in a member's letter our rows are, and how many.
+struct OurRows {
   const std::byte* data = nullptr;
   int64_t count = 0;
 };
 
-RowsForUs rows_for_us(const Letters& letters, int member, const RowsTensor& tensor, bool splits) {
+OurRows our_rows(const Letters& letters, int member, const RowsTensor& tensor) {
   const std::span<const std::byte> letter = letters.of(member);
-  std::vector<int64_t> counts(tensor.counts.size());
-  const size_t head = counts.size() * sizeof(int64_t);
-  if (letter.size() >= head) std::memcpy(counts.data(), letter.data(), head);
-  if (letter.size() < head || letter_bytes(counts, tensor.row_bytes) != letter.size()) {
+  const size_t parts = tensor.counts.size(), head = parts * sizeof(int64_t);
+  size_t before = 0, all = head;  // bytes
+  OurRows ours;
+  for (size_t part = 0; part < parts && letter.size() >= head; ++part) {
+    int64_t count = 0;
+    std::memcpy(&count, letter.data() + part * sizeof(int64_t), sizeof count);
+    if (parts == 1 || part == static_cast<size_t>(letters.me())) {
+      before = all;
+      ours.count = count;
+    }
+    all += static_cast<size_t>(count) * tensor.row_bytes;
+  }
+  if (letter.size() < head || letter.size() != all || ours.count < 0) {
     throw Error(HVD_SYSTEM, "rank " + std::to_string(letters.rank(member)) + " has left " +
                                 std::to_string(letter.size()) + " bytes, which are not the rows that it says");
   }
-  const auto own = counts.begin() + (splits ? letters.me() : 0);
-  const auto skipped = static_cast<size_t>(std::accumulate(counts.begin(), own, int64_t{0}));
-  return {letter.data() + head + skipped * tensor.row_bytes, *own};
+  ours.data = letter.data() + before;
+  return ours;
 }
 
-void read_rows(const Letters& letters, const Batch& batch) {
+Task rows_by_letters(const Group& group, const Batch& batch, const OrderRound& round) {
+  const Letters letters(group, round);
   const RowsTensor& tensor = batch.rows.front();
-  std::vector<RowsForUs> all;
-  std::vector<int64_t> received;
+  write_rows(letters, tensor);
+  const auto members = static_cast<size_t>(letters.size());
+  std::vector<OurRows> rows(members);
+  std::vector<int64_t> received(members);
   for (int m = 0; m < letters.size(); ++m) {
-    all.push_back(rows_for_us(letters, m, tensor, batch.op == HVD_ALLTOALL));
-    received.push_back(all.back().count);
+    if (m != letters.me()) co_await letters.published(m);
+    rows[static_cast<size_t>(m)] = our_rows(letters, m, tensor);
+    received[static_cast<size_t>(m)] = rows[static_cast<size_t>(m)].count;
   }
   std::byte* output = tensor.allocate(received);
-  for (const RowsForUs& rows : all) {
-    const size_t bytes = static_cast<size_t>(rows.count) * tensor.row_bytes;
-    if (bytes > 0) copy_bytes(output, rows.data, bytes);
+  for (const OurRows& each : rows) {
+    const size_t bytes = static_cast<size_t>(each.count) * tensor.row_bytes;
+    if (bytes > 0) copy_bytes(output, each.data, bytes);
     output += bytes;
   }
 }
@@ -127,24 +167,9 @@ size_t letter_bytes(const std::vector<int64_t>& counts, size_t row_bytes) {
 }
 
 Task run_by_letters(const Group& group, const Batch& batch, const OrderRound& round) {
-  const Letters letters(group, round);
-  if (batch.op == HVD_BROADCAST) {
-    write_broadcast(letters, batch);
-  } else if (batch.op == HVD_REDUCESCATTER) {
-    write_reducescatter(letters, batch);
-  } else {
-    write_rows(letters, batch);
-  }
-  for (int m = 0; m < letters.size(); ++m) {
-    if (m != letters.me()) co_await letters.published(m);
-  }
-  if (batch.op == HVD_BROADCAST) {
-    read_broadcast(letters, batch);
-  } else if (batch.op == HVD_REDUCESCATTER) {
-    read_reducescatter(letters, batch);
-  } else {
-    read_rows(letters, batch);
-  }
+  if (batch.op == HVD_BROADCAST) return broadcast_by_letters(group, batch, round);
+  if (batch.op == HVD_REDUCESCATTER) return reducescatter_by_letters(group, batch, round);
+  return rows_by_letters(group, batch, round);
 }
 
 }  // namespace hvd

@@ -43,8 +43,8 @@ bool Coordinator::may_stand(uint32_t id) const {
   const Name& name = names_[id];
   const size_t members = sets_[static_cast<size_t>(name.key.set)].size();
   // How many rows there are only the members know: who has too many says so.
-  const bool small = moves_rows(name.meta.op) ? !unfit_.contains(name.key)
-                                              : name.bytes > 0 && name.bytes <= longest_letter(name.key.set);
+  const bool small =
+      moves_rows(name.meta.op) ? !unfit_.contains(name.key) : name.bytes > 0 && name.bytes <= longest_letter(name);
   const bool few = members >= 2 && members <= kMostMembers && orders_.size() < kMostOrders;
   const bool one_host = hosts_of_set_[static_cast<size_t>(name.key.set)].size() == 1;
   const hvd_op op = name.meta.op;
@@ -58,9 +58,10 @@ bool Coordinator::shares_hosts(int set) const {
   return sets_[static_cast<size_t>(set)].size() > hosts_of_set_[static_cast<size_t>(set)].size();
 }
 
-uint64_t Coordinator::longest_letter(int set) const {
+uint64_t Coordinator::longest_letter(const Name& name) const {
+  const int set = name.key.set;
   const size_t hosts = hosts_of_set_[static_cast<size_t>(set)].size();
-  if (hosts == 1) return longest_letter_on_host(segment_->crowded());
+  if (hosts == 1) return longest_letter_on_host(name.meta.op, segment_->crowded());
   return shares_hosts(set) ? kMixedBytes : LetterBoxes::kMostBytes / (hosts - 1);
 }
 

@@ -74,7 +74,7 @@ void Engine::apply(const Stand& entry) {
     if (Link* const link = network_.link(rank)) link->boxes().open(entry.order);
   }
   const Meta& meta = ids_[entry.id].meta;
-  order.longest = moves_rows(meta.op) ? longest_letter_on_host(segment_->crowded()) : meta.bytes();
+  order.longest = moves_rows(meta.op) ? longest_letter_on_host(meta.op, segment_->crowded()) : meta.bytes();
   order.no_memory = shares_host && !segment_->reserve_tray(entry.tray, world_.local_rank, order.longest);
   if (order.no_memory) revoke(entry.order, order);
 }

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
@@ -14,14 +16,15 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kPage = size_t{4} << 10;
-constexpr size_t kMappedBytes = size_t{64} << 10;  // less is malloc's business
+constexpr size_t kMappedBytes = size_t{64} << 10;  // less comes from malloc
 constexpr size_t kHugeBytes = 2 * kHugePage;
 constexpr size_t kMostBlocks = 64;  // they are searched one by one
 constexpr size_t kAlign = 64;
 
 // Lies before the memory that is handed out.
 struct alignas(kAlign) Block {
-  size_t mapped;  // bytes, this header included; 0: from malloc
+  size_t mapped;       // bytes, this header included; 0: from malloc
+  int size_class = 0;  // of those: it has 2 to the power of this many bytes
 };
 
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -127,6 +130,58 @@ class Kept {
   size_t own_ = 0, lent_ = 0;
 };
 
+// A few small blocks of each size that were freed: malloc takes longer for these than all the rest of a small
+// allgather.
+class KeptSmall {
+ public:
+  Block* take(int size_class) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);  // as in Kept::put
+    Shelf& shelf = shelf_of(size_class);
+    return lock && shelf.count > 0 ? shelf.blocks[--shelf.count] : nullptr;
+  }
+
+  bool put(Block* block) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    Shelf& shelf = shelf_of(block->size_class);
+    if (!lock || shelf.count == kMost) return false;
+    shelf.blocks[shelf.count++] = block;
+    return true;
+  }
+
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    for (Shelf& shelf : shelves_) {
+      while (shelf.count > 0) std::free(shelf.blocks[--shelf.count]);
+    }
+  }
+
+  static constexpr int kLeastClass = 8, kMostClass = 16;
+  static_assert(size_t{1} << kMostClass == kMappedBytes);
+
+ private:
+  static constexpr size_t kMost = 8;
+  struct Shelf {
+    std::array<Block*, kMost> blocks = {};
+    size_t count = 0;
+  };
+  Shelf& shelf_of(int size_class) { return shelves_[static_cast<size_t>(size_class - kLeastClass)]; }
+
+  std::mutex mutex_;
+  std::array<Shelf, kMostClass - kLeastClass + 1> shelves_;
+};
+
+KeptSmall& kept_small() {
+  static KeptSmall& instance = *new KeptSmall;
+  return instance;
+}
+
+Block* small_block(size_t bytes) {
+  const int size_class = std::max(static_cast<int>(std::bit_width(bytes - 1)), KeptSmall::kLeastClass);
+  if (Block* const block = kept_small().take(size_class)) return block;
+  void* const memory = std::aligned_alloc(kAlign, size_t{1} << size_class);
+  return memory == nullptr ? nullptr : new (memory) Block{0, size_class};
+}
+
 Kept& kept() {
   static Kept& instance = *new Kept;
   return instance;
@@ -139,8 +194,7 @@ void* allocate_result(size_t bytes) noexcept {
   const size_t needed = bytes + sizeof(Block);
   Block* block = nullptr;
   if (needed < kMappedBytes) {
-    void* const memory = std::aligned_alloc(kAlign, round_up(needed, kAlign));
-    if (memory != nullptr) block = new (memory) Block{0};
+    block = small_block(needed);
   } else {
     block = kept().take(needed);
     if (block == nullptr) block = map_block(needed);
@@ -152,13 +206,16 @@ void free_result(void* memory) noexcept {
   if (memory == nullptr) return;
   Block* const block = static_cast<Block*>(memory) - 1;
   if (block->mapped == 0) {
-    std::free(block);
+    if (!kept_small().put(block)) std::free(block);
   } else if (!kept().put(block)) {
     munmap(block, block->mapped);
   }
 }
 
-void release_kept_results() noexcept { kept().clear(); }
+void release_kept_results() noexcept {
+  kept_small().clear();
+  kept().clear();
+}
 KeptBytes kept_results() noexcept { return kept().bytes(); }
 
 }  // namespace hvd

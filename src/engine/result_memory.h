@@ -23,7 +23,7 @@ void free_result(void* memory) noexcept;
 // Gives back to the system what is kept.
 void release_kept_results() noexcept;
 
-struct KeptBytes {
+struct KeptBytes {  // without those of less than 64 KiB, of which there is a MiB at most
   size_t own, lent;
 };
 KeptBytes kept_results() noexcept;

@@ -54,14 +54,18 @@
 
 #include <cstdint>
 
+#include "api/horovod.h"
 #include "engine/world.h"
 #include "transport/trays.h"
 
 namespace hvd {
 
 // The longest letter that is worth it on one host: where each member has a core of its own, and where not. There
-// agreement costs as much as many bytes.
-inline uint64_t longest_letter_on_host(bool crowded) { return crowded ? Trays::kMostBytes : 32 << 10; }
+// agreement costs as much as many bytes. Broadcasts go on in parts as soon as there is one.
+inline uint64_t longest_letter_on_host(hvd_op op, bool crowded) {
+  if (crowded) return Trays::kMostBytes;
+  return op == HVD_BROADCAST ? 64 << 10 : 32 << 10;
+}
 
 // A standing order as a member sees it.
 struct StandingOrder {

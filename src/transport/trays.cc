@@ -23,10 +23,11 @@ std::span<const std::byte> Trays::letter(int member, int tray, uint64_t letter) 
 void Trays::publish(int tray, uint64_t letter, size_t bytes) {
   channel_.count_published(bytes);
   head(channel_.me(), tray, letter).bytes = bytes;
-  head(channel_.me(), tray, letter).number.store(letter);
+  const uint64_t whole = letter * kParts + kParts;
+  head(channel_.me(), tray, letter).number.store(whole);
   // Of several that are published at the same time the last one sees all others.
   for (int m = 0; m < channel_.size(); ++m) {
-    if (head(m, tray, letter).number.load() < letter) return;
+    if (head(m, tray, letter).number.load() < whole) return;
   }
   channel_.ring_published();
 }

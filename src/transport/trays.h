@@ -7,7 +7,10 @@
 // The head also says how many bytes the letter has.
 //
 // Per rank, tray and n % 2 one flag, written by that rank alone:
-//   number = n   "published": my payload of letter n may be read
+//   number = n * kParts + p   "published": the first p parts of my letter n may be read; all of it if p is kParts
+//
+// Into how many parts a letter is cut, and where, its readers know; most have one. Who waits for a part looks for it,
+// or sleeps until the last letter is complete.
 //
 // Safety: an order writes a letter each round. Who writes letter n + 2 has everybody's letter n + 1; and who has
 // written that has ended the round before, and so reads nothing of letter n any more. A tray passes to another order
@@ -32,6 +35,7 @@ class Trays {
   static constexpr int kTrays = 16;
   static constexpr size_t kMostBytes = 256 << 10;  // of a letter
   static constexpr size_t kInlineBytes = kLine - 16;
+  static constexpr uint64_t kParts = 16;
 
   struct Head {
     alignas(kLine) Flag number;
@@ -52,9 +56,14 @@ class Trays {
   }
   // The whole letter of a member, which it has published.
   std::span<const std::byte> letter(int member, int tray, uint64_t letter) const;
-  // To be awaited of every other member.
-  Until published(int member, int tray, uint64_t letter) const {
-    return {{&head(member, tray, letter).number, letter, channel_.ranks()[static_cast<size_t>(member)], interests_}};
+  // To be awaited of every other member; of a letter's first parts, too, by who wants them.
+  Until published(int member, int tray, uint64_t letter, uint64_t part = kParts) const {
+    return {{&head(member, tray, letter).number, letter * kParts + part, channel_.ranks()[static_cast<size_t>(member)],
+             interests_}};
+  }
+  // Our own's next part, which is not the last.
+  void publish_part(int tray, uint64_t letter, uint64_t part) {
+    head(channel_.me(), tray, letter).number.store(letter * kParts + part);
   }
   // Our own, of which the payload is there. Wakes those who sleep if it is the last: they have no use for one before.
   void publish(int tray, uint64_t letter, size_t bytes);

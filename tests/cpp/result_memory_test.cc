@@ -39,6 +39,22 @@ TEST_CASE("memory that was freed serves the next result of about that size, and 
   release_kept_results();
 }
 
+TEST_CASE("small results are kept too, a few of each size") {
+  release_kept_results();
+  ResultMemory memory(allocate_result(1000));
+  void* const first = memory.get();
+  memory.reset();
+  memory.reset(allocate_result(1500));
+  CHECK(memory.get() == first);
+  std::vector<ResultMemory> others;
+  for (int i = 0; i < 100; ++i) others.emplace_back(allocate_result(1000));
+  for (const ResultMemory& other : others) std::memset(other.get(), 1, 1000);
+  others.clear();
+  memory.reset();
+  CHECK(kept_results().own == 0);
+  release_kept_results();
+}
+
 TEST_CASE("no more is kept and no more is lent than was promised, and what is too large not at all") {
   // What is left of so many blocks when they were freed.
   const auto kept_of = [](size_t count, size_t bytes) {
