@@ -165,10 +165,12 @@ class SimulatedRank {
       arrive(ids_[tensor], wanted);
       return;
     }
-    Meta meta;
-    meta.dtype = HVD_FLOAT32;
-    meta.shape = {64, static_cast<int64_t>(tensor)};  // tells tensors apart when they are defined
-    const Bytes bytes = encode(ToCoordinator{Submit{{0, name_of_tensor(tensor)}, meta, wanted}});
+    Submit request;
+    request.key.name = name_of_tensor(tensor);
+    request.meta.dtype = HVD_FLOAT32;
+    request.meta.shape = {64, static_cast<int64_t>(tensor)};  // tells tensors apart when they are defined
+    request.wanted = wanted;
+    const Bytes bytes = encode(ToCoordinator{request});
     if (!requests_.write(bytes, segment_.request_lines(local_rank_).read.load())) {
       std::fprintf(stderr, "agreement: the ring of requests is full\n");
       std::exit(1);

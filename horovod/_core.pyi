@@ -119,6 +119,17 @@ class Plain:
         postscale: float,
         /,
     ) -> Any: ...
+    def submit_each_in_place(
+        self,
+        op: int,
+        tensors: Any,
+        names: Any,
+        process_set: object,
+        detail: int | None,
+        prescale: float,
+        postscale: float,
+        /,
+    ) -> Any: ...
     def submit_group_into_new(
         self,
         op: int,

@@ -27,8 +27,8 @@ from horovod.torch.tensors import in_place, plain
 
 # Bound once: these are on the way of every gradient.
 _submit = _core.submit
-_submit_in_place = plain.submit_in_place
-_wait = _core.wait
+_submit_in_place, _submit_each_in_place = plain.submit_in_place, plain.submit_each_in_place
+_wait_all = _core.wait_all
 _ALLREDUCE = _core.ALLREDUCE
 
 _QUEUE_BYTES = 1 << 20
@@ -90,8 +90,9 @@ class GradientReducer:
                 raise ValueError(f"Parameter names must be unique: another parameter is called {name!r}, too.")
             names.add(name)
         for name, parameter in named_parameters:
-            slot = Slot(name, parameter, self._passes, self._on_ready)
+            slot = Slot(name, parameter, self._passes, self._enqueue)
             if parameter in self._group_of:
+                slot.ready = self._count_ready
                 slot.group = self._groups.setdefault(self._group_of[parameter], SlotGroup())
                 slot.group.slots.append(slot)
                 slot.group.not_ready += 1
@@ -186,37 +187,54 @@ class GradientReducer:
 
     # ---- Starting ----------------------------------------------------------------------------------------------------
 
-    def _on_ready(self, slot: Slot) -> None:
+    def _count_ready(self, slot: Slot) -> None:
+        """What the hook of a slot in a group calls."""
+        group = slot.group
+        assert group is not None
+        group.not_ready -= 1
+        if group.not_ready > 0:
+            return
         try:
-            if slot.group is None:
-                self._enqueue(slot)
-                return
-            slot.group.not_ready -= 1
-            if slot.group.not_ready == 0:
-                for member in slot.group.slots:
-                    self._start(member)
+            for member in group.slots:
+                self._start(member)
         except BaseException:
             self.abandon()  # so that a training loop that goes on after the error can begin a step
             raise
 
     def _enqueue(self, slot: Slot) -> None:
-        gradient = slot.parameter.grad
-        if gradient is None or gradient.is_sparse:
-            self._start(slot)
-            return
-        if not self._anything_started:
-            self._begin_to_start()
-        slot.gradient = gradient
-        slot.version = gradient._version
-        self._queue.append(slot)
-        self._queued_bytes += gradient.nbytes
-        if self._queued_bytes >= _QUEUE_BYTES:
-            self._start_queue()
+        """What the hook of any other slot calls."""
+        try:
+            gradient = slot.parameter.grad
+            if gradient is None or gradient.is_sparse:
+                self._start(slot)
+                return
+            if not self._anything_started:
+                self._begin_to_start()
+            slot.gradient = gradient
+            slot.version = gradient._version
+            self._queue.append(slot)
+            self._queued_bytes += gradient.nbytes
+            if self._queued_bytes >= _QUEUE_BYTES:
+                self._start_queue()
+        except BaseException:
+            self.abandon()
+            raise
 
     def _start_queue(self) -> None:
         """Starts all that are queued. One that was changed meanwhile keeps its version, and is found at the end."""
         queue, self._queue = self._queue, []
         self._queued_bytes = 0
+        if self._compression is None:
+            gradients, names = [slot.gradient for slot in queue], [slot.name for slot in queue]
+            handles = _submit_each_in_place(
+                _ALLREDUCE, gradients, names, self._process_set, self._op, self._prescale, self._postscale
+            )
+            if handles is not NotImplemented:
+                for slot, handle in zip(queue, handles, strict=True):
+                    slot.handle = handle
+                    slot.version += 1  # that is our own change
+                self._dense_started += len(queue)
+                return
         for slot in queue:
             gradient = slot.gradient
             assert gradient is not None
@@ -319,25 +337,27 @@ class GradientReducer:
         Returns:
             The names of those that somebody changed after they were started.
         """
-        error: Exception | None = None
-        changed = []
+        changed = [slot.name for slot in self._slots if slot.was_changed()]
+        dense = [slot for slot in self._slots if slot.handle is not None]
+        results: list[Any] = []  # None for one that has failed
+        errors: list[Exception] = []
+        _wait_all([slot.handle for slot in dense], results, errors)
         passes = self._passes
+        try:
+            for slot, reduced in zip(dense, results, strict=True):
+                if slot.target is not None and reduced is not None:
+                    self._store(slot, reduced)
+        except Exception as failure:
+            errors.append(failure)
         for slot in self._slots:
             try:
-                if slot.was_changed():
-                    changed.append(slot.name)
-                if slot.handle is not None:
-                    handle, slot.handle = slot.handle, None
-                    reduced = _wait(handle)
-                    if slot.target is not None:
-                        self._store(slot, reduced)
                 if slot.sparse is not None:
                     self._add_rows(slot, slot.sparse())
             except Exception as failure:
-                error = error or failure
+                errors.append(failure)
             slot.restart(passes)
-        if error is not None:
-            raise error
+        if errors:
+            raise errors[0]
         return changed
 
     def _store(self, slot: Slot, reduced: torch.Tensor) -> None:

@@ -36,13 +36,15 @@ struct Dense {
   int64_t shape[HVD_MAX_DIMS];  // a copy: another thread may give the tensor another one as soon as we release the GIL
 };
 
-enum class Use { kInput, kInPlace };
+enum class Use { kInput, kInPlace, kInPlaceOfMany };  // of many: the framework is told by count_changes
 
 class Framework {
  public:
   virtual ~Framework() = default;
   // False: not plain, and no exception is set but one that must not be dropped (see drop_exception).
   virtual bool read(PyObject* tensor, Use use, Dense* dense) const = 0;
+  // Tells the framework that all tensors of a tuple are written to. As read().
+  virtual bool count_changes(PyObject* /*tensors*/) const { return true; }
   // A new tensor for the result of an operation on `tensor`, of its shape but for the number of rows (-1: the same).
   virtual PyObject* make_output(PyObject* tensor, const Dense& dense, int64_t rows, void** data) const = 0;
   // A new tensor with the rows of an allgather or alltoall, whose memory it takes.
@@ -119,10 +121,9 @@ inline bool plain_set(PyObject* process_set, PyObject* global_process_set, int32
   return plain;
 }
 
-// op, (tensor), name, process_set[, detail[, prescale, postscale]]; the detail is the reduction (None: an allreduce's
+// op, (tensor), (name), process_set[, detail[, prescale, postscale]]; the detail is the reduction (None: an allreduce's
 // default) or the root.
-inline bool parse_plain(const Plain* self, PyObject* const* args, Py_ssize_t count, const char* prefix,
-                        PlainCall* call) {
+inline bool parse_unnamed(const Plain* self, PyObject* const* args, Py_ssize_t count, PlainCall* call) {
   int32_t op = 0;
   hvd_request& request = call->request;
   if (count < 4 || !plain_int(args[0], &op) || op < HVD_ALLREDUCE || op > HVD_REDUCESCATTER) return false;
@@ -131,10 +132,7 @@ inline bool parse_plain(const Plain* self, PyObject* const* args, Py_ssize_t cou
   request.op = static_cast<hvd_op>(op);
   request.reduce_op = HVD_SUM;
   request.prescale = request.postscale = 1.0;
-  if (!plain_name(args[2], prefix != nullptr ? prefix : kPrefixes[op], call) ||
-      !plain_set(args[3], self->global_process_set, &request.process_set)) {
-    return false;
-  }
+  if (!plain_set(args[3], self->global_process_set, &request.process_set)) return false;
   if (op == HVD_BROADCAST) return count == 5 && plain_int(args[4], &request.root);
   if (gives_rows(request.op)) return count == 4;
   if (count != 7) return false;
@@ -148,6 +146,13 @@ inline bool parse_plain(const Plain* self, PyObject* const* args, Py_ssize_t cou
   request.prescale = PyFloat_AsDouble(args[5]);
   request.postscale = PyFloat_AsDouble(args[6]);
   return true;
+}
+
+// prefix: nullptr for that of the operation.
+inline bool parse_plain(const Plain* self, PyObject* const* args, Py_ssize_t count, const char* prefix,
+                        PlainCall* call) {
+  return parse_unnamed(self, args, count, call) &&
+         plain_name(args[2], prefix != nullptr ? prefix : kPrefixes[call->request.op], call);
 }
 
 inline void set_tensor(PyObject* tensor, const Dense& dense, PlainCall* call) {
@@ -279,11 +284,12 @@ struct Member {
 
 // Reads all tensors and makes all outputs, so that nothing is found to be wrong when some of the group have begun.
 inline bool prepare_group(const Framework& framework, PyObject* tensors, Use use, Member* members, Py_ssize_t count) {
+  const bool in_place = use == Use::kInPlace;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* tensor = PyTuple_GetItem(tensors, i);
     Member& member = members[i];
-    if (!framework.read(tensor, use, &member.dense)) return false;
-    if (use == Use::kInPlace) {
+    if (!framework.read(tensor, in_place ? Use::kInPlaceOfMany : use, &member.dense)) return false;
+    if (in_place) {
       Py_INCREF(tensor);
       member.output = tensor;
       member.data = member.dense.data;
@@ -295,18 +301,38 @@ inline bool prepare_group(const Framework& framework, PyObject* tensors, Use use
       return false;
     }
   }
-  return true;
+  return !in_place || framework.count_changes(tensors);
 }
 
+// How a member is called.
+class Names {
+ public:
+  // By a tuple of plain names; nullptr: by the name that the call has, and its number.
+  Names(const PlainCall& call, PyObject* names) : names_(names), group_length_(call.request.name_length) {}
+
+  void set(Py_ssize_t i, Py_ssize_t count, PlainCall* call) const {
+    if (names_ != nullptr) {
+      plain_name(PyTuple_GetItem(names_, i), kPrefixes[call->request.op], call);
+    } else {
+      char* const end = call->name + group_length_;
+      call->request.name_length =
+          group_length_ + static_cast<size_t>(std::snprintf(end, kRoomForMember, "_%zdof%zd", i + 1, count));
+    }
+  }
+
+ private:
+  PyObject* const names_;
+  const size_t group_length_;
+};
+
 // Starts an allreduce of each; nullptr: an exception is set. If one is refused those before it go on: see submit_each.
-inline PyObject* start_group(PlainCall* call, PyObject* tensors, Member* members, Py_ssize_t count) {
+inline PyObject* start_group(PlainCall* call, PyObject* tensors, const Names& names, Member* members,
+                             Py_ssize_t count) {
   PyObject* handles = PyList_New(0);
-  const size_t before = call->request.name_length;
   bool good = handles != nullptr;
   for (Py_ssize_t i = 0; i < count && good; ++i) {
     set_tensor(PyTuple_GetItem(tensors, i), members[i].dense, call);
-    call->request.name_length =
-        before + static_cast<size_t>(std::snprintf(call->name + before, kRoomForMember, "_%zdof%zd", i + 1, count));
+    names.set(i, count, call);
     PyObject* handle = act_into(std::exchange(members[i].output, nullptr), members[i].data, call, start);
     good = handle != nullptr && PyList_Append(handles, handle) == 0;
     Py_XDECREF(handle);
@@ -317,21 +343,56 @@ inline PyObject* start_group(PlainCall* call, PyObject* tensors, Member* members
   return nullptr;
 }
 
+inline bool is_list(PyObject* object) { return PyList_CheckExact(object) != 0 || PyTuple_CheckExact(object) != 0; }
+
+// names: as Names has them.
+inline PyObject* submit_members(PyObject* self, PyObject* tensors, PyObject* names, Use use, PlainCall* call) {
+  const Py_ssize_t size = PyTuple_Size(tensors);
+  const std::unique_ptr<Member[]> members(new (std::nothrow) Member[static_cast<size_t>(size)]);
+  const bool plain = members != nullptr && prepare_group(framework_of(self), tensors, use, members.get(), size);
+  PyObject* handles = plain ? start_group(call, tensors, Names(*call, names), members.get(), size) : not_plain();
+  for (Py_ssize_t i = 0; i < size && members != nullptr; ++i) Py_XDECREF(members[i].output);
+  return handles;
+}
+
 inline PyObject* submit_group(PyObject* self, PyObject* const* args, Py_ssize_t count, Use use) {
   PlainCall call;
   if (!parse_plain(reinterpret_cast<Plain*>(self), args, count, kGroupPrefix, &call) ||
-      call.request.op != HVD_ALLREDUCE || (!PyList_CheckExact(args[1]) && !PyTuple_CheckExact(args[1]))) {
+      call.request.op != HVD_ALLREDUCE || !is_list(args[1])) {
     return not_plain();
   }
   if (!abandoned.empty()) sweep_abandoned();
   PyObject* tensors = PySequence_Tuple(args[1]);  // one that stays as it is
   if (tensors == nullptr) return nullptr;
-  const Py_ssize_t size = PyTuple_Size(tensors);
-  const std::unique_ptr<Member[]> members(new (std::nothrow) Member[static_cast<size_t>(size)]);
-  const bool plain = members != nullptr && prepare_group(framework_of(self), tensors, use, members.get(), size);
-  PyObject* handles = plain ? start_group(&call, tensors, members.get(), size) : not_plain();
-  for (Py_ssize_t i = 0; i < size && members != nullptr; ++i) Py_XDECREF(members[i].output);
+  PyObject* handles = submit_members(self, tensors, nullptr, use, &call);
   Py_DECREF(tensors);
+  return handles;
+}
+
+inline bool are_plain_names(PyObject* names, PlainCall* call) {
+  for (Py_ssize_t i = 0; i < PyTuple_Size(names); ++i) {
+    if (!plain_name(PyTuple_GetItem(names, i), kPrefixes[call->request.op], call)) return false;
+  }
+  return true;
+}
+
+// As a group, but each has a name of its own, which it would have if it was started alone.
+inline PyObject* py_submit_each_in_place(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  PlainCall call;
+  if (!parse_unnamed(reinterpret_cast<Plain*>(self), args, count, &call) || call.request.op != HVD_ALLREDUCE ||
+      !is_list(args[1]) || !is_list(args[2])) {
+    return not_plain();
+  }
+  if (!abandoned.empty()) sweep_abandoned();
+  PyObject* tensors = PySequence_Tuple(args[1]);
+  PyObject* names = tensors == nullptr ? nullptr : PySequence_Tuple(args[2]);
+  PyObject* handles = nullptr;
+  if (names != nullptr) {
+    const bool plain = PyTuple_Size(names) == PyTuple_Size(tensors) && are_plain_names(names, &call);
+    handles = plain ? submit_members(self, tensors, names, Use::kInPlace, &call) : not_plain();
+  }
+  Py_XDECREF(tensors);
+  Py_XDECREF(names);
   return handles;
 }
 
@@ -381,6 +442,8 @@ inline PyObject* make_plain_type() {
        "submit_into_new(<as run_into_new>) -> handle | NotImplemented"},
       {"submit_group_in_place", method(py_submit_group_in_place), METH_FASTCALL,
        "submit_group_in_place(op, tensors, <as run_in_place>) -> handles | NotImplemented"},
+      {"submit_each_in_place", method(py_submit_each_in_place), METH_FASTCALL,
+       "submit_each_in_place(op, tensors, names, <as run_in_place>) -> handles | NotImplemented"},
       {"submit_group_into_new", method(py_submit_group_into_new), METH_FASTCALL,
        "submit_group_into_new(op, tensors, <as run_into_new>) -> handles | NotImplemented"},
       {nullptr, nullptr, 0, nullptr},

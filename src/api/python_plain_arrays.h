@@ -83,7 +83,7 @@ class Arrays : public Framework {
   bool read(PyObject* array, Use use, Dense* dense) const override {
     if (Py_TYPE(array) != type_ || !readable_) return false;
     const auto* fields = reinterpret_cast<const ArrayFields*>(array);
-    const int wanted = use == Use::kInPlace ? kCContiguous | kWriteable : kCContiguous;
+    const int wanted = use == Use::kInput ? kCContiguous : kCContiguous | kWriteable;
     if ((fields->flags & (wanted | kWarnOnWrite)) != wanted || fields->ndim > HVD_MAX_DIMS) return false;
     PyObject* code = PyDict_GetItemWithError(codes_, fields->dtype);
     int32_t number = 0;

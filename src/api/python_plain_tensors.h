@@ -123,7 +123,16 @@ class Tensors : public Framework {
     dense->ndim = parts.ndim;
     std::copy_n(parts.shape, parts.ndim, dense->shape);
     dense->type = nullptr;
-    return use == Use::kInPlace ? count_change(tensor) : is_false(PyObject_GetAttr(tensor, requires_grad_));
+    if (use == Use::kInput) return is_false(PyObject_GetAttr(tensor, requires_grad_));
+    return use == Use::kInPlaceOfMany || count_change(tensor);
+  }
+
+  // Tells autograd that the tensors are written to: it finds out if the values were needed.
+  bool count_changes(PyObject* tensors) const override {
+    PyObject* done = PyObject_CallFunctionObjArgs(torch_.increment_version, tensors, nullptr);
+    if (done == nullptr) drop_exception();
+    Py_XDECREF(done);
+    return done != nullptr;
   }
 
   PyObject* make_output(PyObject* tensor, const Dense& dense, int64_t rows, void** data) const override {
@@ -197,15 +206,12 @@ class Tensors : public Framework {
     return flag != Py_False;
   }
 
-  // Tells autograd that the tensor is written to: it finds out if the values were needed.
   bool count_change(PyObject* tensor) const {
     PyObject* tensors = PyTuple_Pack(1, tensor);
-    PyObject* done =
-        tensors == nullptr ? nullptr : PyObject_CallFunctionObjArgs(torch_.increment_version, tensors, nullptr);
-    if (done == nullptr) drop_exception();
+    if (tensors == nullptr) drop_exception();
+    const bool counted = tensors != nullptr && count_changes(tensors);
     Py_XDECREF(tensors);
-    Py_XDECREF(done);
-    return done != nullptr;
+    return counted;
   }
 
   const Parts torch_;

@@ -1,6 +1,5 @@
 """The short way of operations on plain arrays: which go it, and that they end as on the long one."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from ranks import run_ranks
+from references import check_balanced
 from sweeps import MAIN, check, values
 from waiting import wait_until
 
@@ -188,16 +188,7 @@ def references_are_balanced() -> None:
         "refused": refused,
         "left alone": left_alone,
     }
-    times = 50
-    for name, use in uses.items():
-        use()  # what is made once is made
-        before = sys.getrefcount(array), sys.getrefcount(dtype)
-        for _ in range(times):
-            use()
-        hvd.barrier()
-        after = sys.getrefcount(array), sys.getrefcount(dtype)
-        for one, other in zip(before, after, strict=True):
-            assert abs(other - one) < times / 2, f"{name}: {before} references, then {after}"
+    check_balanced(uses, [array, dtype], hvd.barrier)
 
 
 def test_references_are_given_back() -> None:

@@ -1,16 +1,17 @@
 """The short way of operations on plain tensors: which go it, and that they end as on the long one."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from ranks import run_ranks
+from references import check_balanced
 from torch.overrides import TorchFunctionMode
 
 import horovod.torch as hvd
 from horovod import _core
+from horovod.common.handles import group_of
 from horovod.torch.tensors import CODES, plain
 
 IN_PLACE = (plain.run_in_place, plain.submit_in_place)
@@ -151,6 +152,53 @@ def test_both_ways_give_the_same() -> None:
     run_ranks(2, both_ways)
 
 
+def submit_each(tensors: Any, names: Any) -> Any:
+    return plain.submit_each_in_place(_core.ALLREDUCE, tensors, names, *ALLREDUCE[1:])
+
+
+@has_exchange_interface
+def test_what_is_not_plain_in_a_list_leaves_all_of_it_alone() -> None:
+    tensors = [torch.zeros(4), torch.zeros(4)]
+    for others, names in (
+        (tensors, ["a"]),
+        (tensors, ["a", None]),
+        (tensors, ["a", Text("b")]),
+        (tensors, ["a", "b" * 300]),
+        (iter(tensors), ["a", "b"]),
+        ([*tensors, torch.zeros(4, 4).t()], ["a", "b", "c"]),
+        ([*tensors, None], ["a", "b", "c"]),
+    ):
+        assert submit_each(others, names) is NotImplemented
+    assert [tensor._version for tensor in tensors] == [0, 0]
+
+
+def each_by_its_name() -> None:
+    hvd.init()
+    tensors = [torch.full((3,), float(i)) for i in range(5)]
+    handles = submit_each(tensors, [f"x{i}" for i in range(5)])
+    # The others may have them one by one, in any order.
+    if hvd.rank() == 1:
+        for handle in handles:
+            hvd.synchronize(handle)
+        more = [hvd.allreduce_async_(tensors[i], name=f"y{i}", op=hvd.Sum) for i in (3, 1, 4, 0, 2)]
+    else:
+        hvd.synchronize(group_of(handles))
+        more = submit_each(tensors, [f"y{i}" for i in range(5)])
+    for handle in more:
+        hvd.synchronize(handle)
+    assert [tensor.tolist() for tensor in tensors] == [[4.0 * i] * 3 for i in range(5)]
+    assert [tensor._version for tensor in tensors] == [2] * 5
+    # One that is refused: those before it go on, and nobody gets their results.
+    with pytest.raises(ValueError, match="same name"):
+        submit_each([torch.ones(1), torch.ones(1)], ["twice", "twice"])
+    assert hvd.allreduce(torch.ones(1), name="once", op=hvd.Sum).item() == 2
+
+
+@has_exchange_interface
+def test_each_of_a_list_by_its_name() -> None:
+    run_ranks(2, each_by_its_name)
+
+
 def more_tensors() -> None:
     hvd.init()
     # Memory that two tensors share until one is written to.
@@ -192,15 +240,10 @@ def references_are_balanced() -> None:
         "submit": lambda: hvd.synchronize(hvd.allreduce_async(tensor, name="g")),
         "group": lambda: hvd.grouped_allreduce([tensor, tensor], name="h"),
         "group that is not plain": lambda: hvd.grouped_allreduce([tensor, tensor.t()], name="i"),
+        "each": lambda: hvd.synchronize(group_of(submit_each([tensor, tensor.clone()], ["j", "k"]))),
+        "each, not plain": lambda: submit_each([tensor, tensor.t()], ["j", "k"]),
     }
-    times = 50
-    for name, use in uses.items():
-        use()  # what is made once is made
-        before = sys.getrefcount(tensor)
-        for _ in range(times):
-            use()
-        hvd.barrier()
-        assert abs(sys.getrefcount(tensor) - before) < times / 2, name
+    check_balanced(uses, [tensor], hvd.barrier)
 
 
 @has_exchange_interface
