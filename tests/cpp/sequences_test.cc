@@ -329,22 +329,6 @@ TEST_CASE("a joined rank's part of a sequence counts, also if another rank gives
   });
 }
 
-TEST_CASE("a sequence begins where the step does, also while the last name of the step before waits for company") {
-  const RankGroup group(2);
-  on_all_ranks(group, {}, [](int, Engine& engine) {
-    Step most, last;
-    last.names = {most.names.back()};
-    most.names.pop_back();
-    Submitted late = submit(engine, last);
-    do_until_counted(engine, kTensors / 2, [&] {
-      run(engine, most);
-      finish(engine, last, late);
-      late = submit(engine, last);
-    });
-    finish(engine, last, late);
-  });
-}
-
 TEST_CASE("sequences of process sets that come and go, beside each other") {
   const RankGroup group(3);
   on_all_ranks(group, {}, [](int rank, Engine& engine) {
