@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,8 +29,9 @@ from horovod.torch.tensors import in_place, plain
 # Bound once: these are on the way of every gradient.
 _submit = _core.submit
 _submit_in_place, _submit_each_in_place = plain.submit_in_place, plain.submit_each_in_place
-_wait_all = _core.wait_all
+_wait, _wait_all = _core.wait, _core.wait_all
 _ALLREDUCE = _core.ALLREDUCE
+_storage_use_count: Any = getattr(torch._C, "_storage_Use_Count", None)  # torch 2.0 has none
 
 _QUEUE_BYTES = 1 << 20
 
@@ -73,6 +75,7 @@ class GradientReducer:
         self._presence = Presence([], process_set)
         self._queue: list[Slot] = []
         self._queued_bytes = 0
+        self._owners: dict[int, Slot] = {}  # of this step's gradients, by address
         self._dense_started = 0  # gradients of this rank; if these are all, there is little to do at the end
         self._anything_started = False
         self._frozen: list[Slot] = []  # parameters on which no hook can be set yet
@@ -173,6 +176,7 @@ class GradientReducer:
         for group in self._groups.values():
             group.not_ready = len(group.slots)
         self._queued_bytes = 0
+        self._owners.clear()
         self._dense_started = 0
         self._anything_started = False
 
@@ -195,6 +199,9 @@ class GradientReducer:
         if group.not_ready > 0:
             return
         try:
+            for member in group.slots:  # before any of them is written to
+                if member.parameter.grad is not None and not member.parameter.grad.is_sparse:
+                    self._unshared(member, member.parameter.grad)
             for member in group.slots:
                 self._start(member)
         except BaseException:
@@ -210,15 +217,26 @@ class GradientReducer:
                 return
             if not self._anything_started:
                 self._begin_to_start()
-            slot.gradient = gradient
+            slot.gradient = gradient = self._unshared(slot, gradient)
             slot.version = gradient._version
             self._queue.append(slot)
             self._queued_bytes += gradient.nbytes
-            if self._queued_bytes >= _QUEUE_BYTES:
+            if self._queued_bytes >= _QUEUE_BYTES and not _may_be_shared(gradient):
                 self._start_queue()
         except BaseException:
             self.abandon()
             raise
+
+    def _unshared(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient, or a copy of it if it is another parameter's, too: it would be reduced twice.
+
+        Autograd gives both terms of a sum the same memory, if each goes through a view to its parameter.
+        """
+        address = gradient.data_ptr()
+        if address != 0 and self._owners.setdefault(address, slot) is not slot:
+            gradient = slot.parameter.grad = gradient.clone()
+            self._owners[gradient.data_ptr()] = slot
+        return gradient
 
     def _start_queue(self) -> None:
         """Starts all that are queued. One that was changed meanwhile keeps its version, and is found at the end."""
@@ -257,6 +275,7 @@ class GradientReducer:
                 slot.gradient = gradient
                 slot.version = gradient._version
                 return
+        gradient = self._unshared(slot, gradient)
         self._start_dense(slot, gradient)
         slot.gradient = gradient
         slot.version = gradient._version
@@ -337,20 +356,15 @@ class GradientReducer:
         Returns:
             The names of those that somebody changed after they were started.
         """
-        changed = [slot.name for slot in self._slots if slot.was_changed()]
-        dense = [slot for slot in self._slots if slot.handle is not None]
-        results: list[Any] = []  # None for one that has failed
+        changed = self._changed()
         errors: list[Exception] = []
-        _wait_all([slot.handle for slot in dense], results, errors)
+        in_place = [slot.handle for slot in self._slots if slot.handle is not None and slot.target is None]
+        _wait_all(in_place, [], errors)
         passes = self._passes
-        try:
-            for slot, reduced in zip(dense, results, strict=True):
-                if slot.target is not None and reduced is not None:
-                    self._store(slot, reduced)
-        except Exception as failure:
-            errors.append(failure)
         for slot in self._slots:
             try:
+                if slot.handle is not None and slot.target is not None:
+                    self._store(slot, _wait(slot.handle))
                 if slot.sparse is not None:
                     self._add_rows(slot, slot.sparse())
             except Exception as failure:
@@ -359,6 +373,15 @@ class GradientReducer:
         if errors:
             raise errors[0]
         return changed
+
+    def _changed(self) -> list[str]:
+        slots = [slot for slot in self._slots if slot.was_changed()]
+        if not slots:
+            return []
+        # Gradients that lie side by side in one piece of memory (those of parameters which the model concatenates, for
+        # instance) are counted as one: our own writing to one of them looks like a change of the others.
+        memories = Counter(_memory(slot) for slot in self._slots)
+        return [slot.name for slot in slots if memories[_memory(slot)] == 1]
 
     def _store(self, slot: Slot, reduced: torch.Tensor) -> None:
         """Makes what was reduced elsewhere than in its place the parameter's gradient."""
@@ -384,3 +407,15 @@ def _no_rows(parameter: torch.Tensor) -> torch.Tensor:
     indices = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
     values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
     return torch.sparse_coo_tensor(indices, values, parameter.shape)
+
+
+def _memory(slot: Slot) -> int:
+    """What tells whether two slots have their gradients in one piece of memory."""
+    gradient = slot.gradient
+    return id(slot) if gradient is None or gradient.is_sparse else gradient.untyped_storage().data_ptr()
+
+
+def _may_be_shared(gradient: torch.Tensor) -> bool:
+    """Whether somebody else has this memory: of a gradient that was just computed, perhaps the next parameter."""
+    # Two have it anyway: the gradient, and who asks.
+    return _storage_use_count is not None and _storage_use_count(gradient.untyped_storage()._cdata) > 2

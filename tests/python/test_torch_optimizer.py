@@ -343,6 +343,39 @@ def channels_last_models_are_reduced_as_they_lie_in_memory() -> None:
     check_same(model, alone)
 
 
+def _loss_of_two(kind: str, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> Any:
+    if kind == "added":  # both gradients are the same memory
+        return ((a.view(-1) + b.view(-1)) * x[: a.numel()]).sum()
+    together = torch.stack([a, b]).flatten() if kind == "stacked" else torch.cat([a, b])
+    return (together * x).sum()
+
+
+@cases.add
+def gradients_that_share_memory_are_reduced_once_each() -> None:
+    for elements in (4, 300_000):  # these are queued, those are started at once
+        for groups in (None, 1):
+            for kind in ("concatenated", "stacked", "added", "one buffer"):
+                a, b = (nn.Parameter(torch.ones(elements)) for _ in range(2))
+                named = [(f"{kind}.{name}", parameter) for name, parameter in (("a", a), ("b", b))]
+                optimizer = hvd.DistributedOptimizer(sgd([a, b]), named, groups=groups)
+                buffer = torch.zeros(2 * elements)
+                x = torch.arange(2.0 * elements)
+                for _ in range(2):
+                    optimizer.zero_grad()
+                    if kind == "one buffer":
+                        buffer.zero_()
+                        a.grad, b.grad = buffer[:elements], buffer[elements:]
+                    _loss_of_two(kind, a, b, x * (hvd.rank() + 1)).backward()
+                    optimizer.synchronize()
+                    of_a, of_b = x[:elements] * 1.5, x[:elements] * 1.5 if kind == "added" else x[elements:] * 1.5
+                    gradients: Any = (a.grad, b.grad)
+                    for gradient, expected in zip(gradients, (of_a, of_b), strict=True):
+                        assert torch.equal(gradient, expected), (kind, elements, groups)
+                    assert kind != "one buffer" or torch.equal(buffer, x * 1.5)
+                    with optimizer.skip_synchronize():
+                        optimizer.step()
+
+
 @cases.add
 def a_rank_that_has_joined_contributes_nothing() -> None:
     model = mlp()
