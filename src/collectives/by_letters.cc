@@ -121,17 +121,19 @@ OurRows our_rows(const Letters& letters, int member, const RowsTensor& tensor) {
   const std::span<const std::byte> letter = letters.of(member);
   const size_t parts = tensor.counts.size(), head = parts * sizeof(int64_t);
   size_t before = 0, all = head;  // bytes
+  bool sane = letter.size() >= head;
   OurRows ours;
-  for (size_t part = 0; part < parts && letter.size() >= head; ++part) {
+  for (size_t part = 0; part < parts && sane; ++part) {
     int64_t count = 0;
     std::memcpy(&count, letter.data() + part * sizeof(int64_t), sizeof count);
+    sane = count >= 0 && (tensor.row_bytes == 0 || static_cast<size_t>(count) <= letter.size() / tensor.row_bytes);
     if (parts == 1 || part == static_cast<size_t>(letters.me())) {
       before = all;
       ours.count = count;
     }
     all += static_cast<size_t>(count) * tensor.row_bytes;
   }
-  if (letter.size() < head || letter.size() != all || ours.count < 0) {
+  if (!sane || letter.size() != all) {
     throw Error(HVD_SYSTEM, "rank " + std::to_string(letters.rank(member)) + " has left " +
                                 std::to_string(letter.size()) + " bytes, which are not the rows that it says");
   }

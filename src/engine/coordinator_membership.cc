@@ -101,6 +101,7 @@ void Coordinator::change_sets(const Meta& meta) {
   }
   std::erase_if(pending_, [set](const auto& item) { return item.first.set == set; });
   std::erase_if(no_id_yet_, [set](const auto& item) { return item.first.set == set; });
+  std::erase_if(unfit_, [set](const Key& key) { return key.set == set; });
   sets_[static_cast<size_t>(set)].clear();
   closing_[set] = world_.size;
   append(RemoveSet{set});

@@ -87,8 +87,10 @@ void Coordinator::end_all_orders() {
 void Coordinator::take(int, const Revoke& message) {
   const auto found = orders_.find(message.order);
   if (found == orders_.end()) return;
-  if (unfit_.size() >= kMostUnfit) unfit_.clear();  // they may try again
-  if (message.unfit) unfit_.insert(names_[found->second].key);
+  if (message.unfit) {
+    if (unfit_.size() >= kMostUnfit) unfit_.clear();  // they may try again
+    unfit_.insert(names_[found->second].key);
+  }
   withdraw(found->second);
 }
 

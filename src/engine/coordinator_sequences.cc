@@ -39,7 +39,7 @@ void Coordinator::consider_sequence(Queue& queue) {
   if (torn(std::exchange(queue.closed, 0), queue.last_step.size())) return;
   const uint64_t needed = std::max(queue.equal_steps_needed, kEqualSteps);
   if (queue.equal_steps < needed || !hosts_.alone() || !joined_.empty() || queue.like.op != HVD_ALLREDUCE) return;
-  if (last_sequence_ == SequenceWord::kMostNumber) return;
+  if (last_sequence_ == SequenceWord::kMostNumber || stopped_) return;
   const auto place =
       std::find_if(sequences_.begin(), sequences_.end(), [](const SequenceState& each) { return each.number == 0; });
   if (place == sequences_.end()) return;
@@ -56,6 +56,7 @@ void Coordinator::consider_sequence(Queue& queue) {
   // What is ready belongs to the step that is over. If it were run after the beginning, the next round of its names
   // would be the first one of the sequence, ahead of those that now come first.
   if (!queue.ids.empty()) close(queue);
+  queue.closed = 0;
   std::erase_if(ids, [this](uint32_t id) { return !is_in_steps(names_[id]); });
   if (ids.size() < kFewest) return;
 
@@ -215,6 +216,7 @@ void Coordinator::go_on_with_queue(const SequenceState& ended) {
   if (ended.run / names >= kMostEqualSteps) queue.equal_steps_needed = 0;
   if (run == 0) return;
   ++queue.step;
+  queue.closed = 0;
   queue.seen = run;
   queue.expected = names;
   queue.first = first.key;

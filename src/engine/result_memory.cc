@@ -20,6 +20,11 @@ constexpr size_t kMappedBytes = size_t{64} << 10;  // less comes from malloc
 constexpr size_t kHugeBytes = 2 * kHugePage;
 constexpr size_t kMostBlocks = 64;  // they are searched one by one
 constexpr size_t kAlign = 64;
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
 
 // Lies before the memory that is handed out.
 struct alignas(kAlign) Block {
@@ -141,6 +146,7 @@ class KeptSmall {
   }
 
   bool put(Block* block) {
+    if (kSanitized) return false;  // so that its use after this is found
     const std::unique_lock lock(mutex_, std::try_to_lock);
     Shelf& shelf = shelf_of(block->size_class);
     if (!lock || shelf.count == kMost) return false;

@@ -19,7 +19,7 @@ namespace hvd {
 namespace {
 
 constexpr uint64_t kMagic = 0x31444F564F524F48;  // "HOROVOD1"
-constexpr uint64_t kVersion = 4;
+constexpr uint64_t kVersion = 5;
 
 constexpr size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 

@@ -1,7 +1,7 @@
 // Broadcast, reducescatter, allgather and alltoall by standing orders, among ranks that share a host.
 #include <doctest/doctest.h>
 
-#include <thread>
+#include <utility>
 
 #include "engine/standing_orders.h"
 #include "rank_group.h"
@@ -57,12 +57,19 @@ uint64_t standing_during(const Engine& engine, Body body) {
   return engine.counters().requests_standing.get() - before;
 }
 
+// No round may end its order because the machine has other things to do.
+Settings patient() {
+  Settings settings;
+  settings.stall_warning = settings.stall_shutdown = 0;
+  return settings;
+}
+
 }  // namespace
 
 TEST_CASE("a collective that is repeated alone on one host needs no log any more, whatever it is") {
-  for (const int size : {2, 3, 4}) {
-    const RankGroup group(size);
-    on_all_ranks(group, {}, [](int, Engine& engine) {
+  for (const auto& [size, cores] : {std::pair(2, 1), {2, 64}, {3, 64}, {4, 1}, {4, 64}}) {
+    const RankGroup group(size, {}, 1024, cores);
+    on_all_ranks(group, patient(), [](int, Engine& engine) {
       for (const hvd_op op : kOps) {
         for (const int64_t rows : {1, 3, 500, 2000}) {  // in the line of the flag, or not; in one part or several
           if (op != HVD_BROADCAST && rows > 500) continue;
@@ -79,7 +86,7 @@ TEST_CASE("a collective that is repeated alone on one host needs no log any more
 
 TEST_CASE("rows come and go under one order, up to what a letter holds") {
   const RankGroup group(3);
-  on_all_ranks(group, {}, [](int rank, Engine& engine) {
+  on_all_ranks(group, patient(), [](int rank, Engine& engine) {
     for (const hvd_op op : {HVD_ALLGATHER, HVD_ALLTOALL}) {
       const std::string name = "x" + std::to_string(op);
       run_rounds(engine, op, name, kEnough, 2);
@@ -106,7 +113,7 @@ TEST_CASE("more rows than a letter holds, on all ranks or on one, end the order,
     for (const bool on_all : {true, false}) {
       CAPTURE(on_all);
       const RankGroup group(3);
-      on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+      on_all_ranks(group, patient(), [&](int rank, Engine& engine) {
         run_rounds(engine, op, "x", kEnough, 1);
         for (int round = 0; round < 2; ++round) {
           const bool many = on_all || rank == 1;
@@ -125,12 +132,18 @@ TEST_CASE("more rows than a letter holds, on all ranks or on one, end the order,
   }
 }
 
-TEST_CASE("a broadcast's root may change, and shapes, which is an error if it is not the same everywhere") {
+TEST_CASE("another shape of a broadcast, or another root, which is an error if it is not the same everywhere") {
   const RankGroup group(2);
   on_all_ranks(group, {}, [](int rank, Engine& engine) {
     run_rounds(engine, HVD_BROADCAST, "x", kEnough, 4);
     run_rounds(engine, HVD_BROADCAST, "x", kEnough, 5);
-    std::vector<float> data(2);
+    std::vector<float> data(2, static_cast<float>(rank));
+    const auto from_first = rows_request(HVD_BROADCAST, "x", data, 2);
+    from_first->output = data.data();
+    from_first->meta.shape = {1, 2};
+    from_first->meta.root = 0;
+    REQUIRE(engine.run(from_first, kPatience) == HVD_OK);
+    CHECK(data == std::vector<float>{0, 0});
     const auto request = rows_request(HVD_BROADCAST, "x", data, 2);
     request->output = data.data();
     request->meta.shape = {1, 2};
@@ -140,6 +153,32 @@ TEST_CASE("a broadcast's root may change, and shapes, which is an error if it is
     const auto other = rows_request(HVD_ALLGATHER, "x", data, 2);
     REQUIRE(engine.run(other, kPatience) == HVD_OK);
     CHECK(other->result_shape == std::vector<int64_t>{2, 2});
+  });
+}
+
+TEST_CASE("reducescatter by letters of rows that can't be shared out evenly, also of fewer rows than members") {
+  const RankGroup group(3);
+  on_all_ranks(group, patient(), [](int rank, Engine& engine) {
+    for (const int64_t rows : {1, 2, 5, 7}) {
+      const auto own = static_cast<size_t>(rows_of(rank, 3, rows));
+      int64_t before = 0;
+      for (int r = 0; r < rank; ++r) before += rows_of(r, 3, rows);
+      std::vector<float> input;
+      for (int64_t row = 0; row < rows; ++row) input.insert(input.end(), 2, static_cast<float>(10 * row + rank));
+      CHECK(standing_during(engine, [&] {
+              for (int round = 0; round < 2 * kEnough; ++round) {
+                std::vector<float> output(2 * own, -1), expected;
+                for (size_t i = 0; i < 2 * own; ++i) {
+                  expected.push_back(static_cast<float>(30 * (before + static_cast<int64_t>(i / 2)) + 3));
+                }
+                const auto request = rows_request(HVD_REDUCESCATTER, "x" + std::to_string(rows), input, 2);
+                request->meta.shape = {rows, 2};
+                request->output = output.data();
+                REQUIRE_MESSAGE(engine.run(request, kPatience) == HVD_OK, request->error);
+                REQUIRE(output == expected);
+              }
+            }) >= kEnough);
+    }
   });
 }
 

@@ -112,8 +112,6 @@ void prepare(Item& item, const std::vector<int>& ranks, int rank, const std::str
   request.rows = static_cast<int64_t>(item.input.size());
 }
 
-bool moves_rows_of(int name) { return name == 8 || name == 10; }
-
 bool is_right(const Item& item) {
   if (!moves_rows(item.request->meta.op)) return item.output == item.expected;
   const auto* const data = static_cast<const int64_t*>(item.request->data.get());
@@ -132,10 +130,11 @@ void work_in_a_row(Engine& engine, const RankGroup& group, const std::vector<int
       constexpr int kNames[] = {0, 8, 0, 9, 10, 0, 11};
       const int turn = step / 16;
       Item item{set, kNames[turn % 7], {}, {}, {}, nullptr};
-      const bool many = moves_rows_of(item.name) && round == 12 && turn % 5 == 0;
-      const size_t n = many ? 40'000 : kSizes[turn % 3];
-      prepare(item, group.sets()[static_cast<size_t>(set)], rank, "row" + std::to_string(thread), n, turn,
-              step * 16 + round);
+      // One that had too many rows stands no more: such a name is used for one turn.
+      const bool many = item.name == 8 && round == 12;
+      const size_t n = many ? 40'000 : item.name == 9 ? 3'000 : kSizes[turn % 3];
+      const std::string name = "row" + std::to_string(thread) + (item.name == 8 ? "." + std::to_string(turn) : "");
+      prepare(item, group.sets()[static_cast<size_t>(set)], rank, name, n, turn, step * 16 + round);
       const auto& request = item.request;
       try {
         if (round % 4 == 3) {
