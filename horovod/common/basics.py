@@ -177,7 +177,7 @@ def _identity() -> Identity:
 
 
 def _start(comm: Any, asked_for: Any) -> None:
-    from horovod.common.rendezvous.meeting import meet  # here, since it takes a fifth of the time of `import horovod`
+    from horovod.common.rendezvous.meeting import meet  # here: 32 of the 200 ms of `import horovod.torch`
 
     environ = schedulers.complete(os.environ)
     identity = read_identity(environ)

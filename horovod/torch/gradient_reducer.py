@@ -31,7 +31,7 @@ _submit = _core.submit
 _submit_in_place, _submit_each_in_place = plain.submit_in_place, plain.submit_each_in_place
 _wait, _wait_all = _core.wait, _core.wait_all
 _ALLREDUCE = _core.ALLREDUCE
-_storage_use_count: Any = getattr(torch._C, "_storage_Use_Count", None)  # torch 2.0 has none
+_storage_use_count: Any = getattr(torch._C, "_storage_Use_Count", None)  # private, so it may be missing
 
 _QUEUE_BYTES = 1 << 20
 

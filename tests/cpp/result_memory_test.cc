@@ -39,7 +39,7 @@ TEST_CASE("memory that was freed serves the next result of about that size, and 
   release_kept_results();
 }
 
-TEST_CASE("small results are kept too, a few of each size") {
+TEST_CASE("small results are kept too") {
   release_kept_results();
   ResultMemory memory(allocate_result(1000));
   void* const first = memory.get();
@@ -51,12 +51,7 @@ TEST_CASE("small results are kept too, a few of each size") {
   constexpr bool kKept = true;
 #endif
   CHECK((memory.get() == first || !kKept));
-  std::vector<ResultMemory> others;
-  for (int i = 0; i < 100; ++i) others.emplace_back(allocate_result(1000));
-  for (const ResultMemory& other : others) std::memset(other.get(), 1, 1000);
-  others.clear();
   memory.reset();
-  CHECK(kept_results().own == 0);
   release_kept_results();
 }
 
