@@ -358,8 +358,8 @@ class GradientReducer:
         """
         changed = self._changed()
         errors: list[Exception] = []
-        in_place = [slot.handle for slot in self._slots if slot.handle is not None and slot.target is None]
-        _wait_all(in_place, [], errors)
+        handles = [slot.handle for slot in self._slots if slot.handle is not None and slot.target is None]
+        _wait_all(handles, [], errors)
         passes = self._passes
         for slot in self._slots:
             try:
