@@ -67,6 +67,7 @@ def time_action(
     gate: Gate,
     iterations: range,
     gated: bool,
+    pause: float = 0.0,
 ) -> tuple[list[int], list[int], float]:
     """Times an action in each of some iterations; every rank calls it with the same ones.
 
@@ -76,6 +77,7 @@ def time_action(
         gate: The ranks' gate.
         iterations: Their numbers, which go on counting from round to round, so that buffers rotate.
         gated: Whether the ranks meet before each iteration, or before the first only.
+        pause: Seconds between two iterations in which nothing is sent, at least.
 
     Returns:
         The nanoseconds when each iteration began and ended on this rank, and its processor time of an iteration, in
@@ -92,6 +94,8 @@ def time_action(
             pass
         cpu = cpu_seconds()
         for iteration in iterations:
+            if pause > 0:
+                time.sleep(pause)
             if gated:
                 gate.wait()
             start = clock()

@@ -20,6 +20,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 from conversation import Line
+from hosts import pause
 from mpi_environments import Mpi
 from numpy.typing import NDArray
 from subject import (
@@ -195,7 +196,8 @@ class LimitTeam:
             buffers = min(4096, max(2, -(-self._footprint // size)))
             self._ask(f"{_LIMIT_COMMANDS[way]} {size} {buffers}")
             self._way = way
-        return np.asarray([int(text) * 1e-9 for text in self._ask(f"run {iterations}").split()])
+        microseconds = round(1e6 * pause(self._subject.link, self._subject.bytes))
+        return np.asarray([int(text) * 1e-9 for text in self._ask(f"run {iterations} {microseconds}").split()])
 
     def drop(self) -> None:
         """See Team."""

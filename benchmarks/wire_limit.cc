@@ -6,7 +6,8 @@
 // commands from the first one's standard input, one a line,
 //
 //   allreduce <bytes> <buffers>    prepares: each has so many buffers
-//   run <iterations>               runs them and prints the nanoseconds of each, on one line
+//   run <iterations> <pause>       runs them, with so many microseconds before each, and prints the nanoseconds of
+//                                  each, on one line
 //
 // An iteration: each sends a buffer of its own to the other, which receives it, both directions at once. Nothing is
 // added up: what an allreduce of two hosts must move at least, and no more. The time runs from the moment when the last
@@ -51,7 +52,7 @@ struct alignas(128) Flag {
 
 struct Control {
   Flag command[kHosts], gate[kHosts];
-  uint64_t bytes, buffers, iterations;
+  uint64_t bytes, buffers, iterations, pause;
   int64_t starts[kHosts][kMostIterations], ends[kHosts][kMostIterations];
 };
 
@@ -106,6 +107,7 @@ class Host {
   void run() {
     for (uint64_t i = 0; i < control_.iterations; ++i) {
       const size_t at = turn_++ % control_.buffers * control_.bytes;
+      if (control_.pause > 0) usleep(static_cast<useconds_t>(control_.pause));
       meet(control_.gate);
       control_.starts[host_][i] = now();
       exchange(own_.get() + at, theirs_.get() + at);
@@ -202,8 +204,9 @@ void serve(Control& control, Host& host, int number, int commands) {
         control.bytes = first;
         control.buffers = second;
         control.iterations = 0;
-      } else if (std::sscanf(line, "run %llu", &first) == 1) {
+      } else if (std::sscanf(line, "run %llu %llu", &first, &second) == 2) {
         control.iterations = std::min<uint64_t>(first, kMostIterations);
+        control.pause = second;
       } else {
         std::fprintf(stderr, "wire_limit: unknown command: %s", line);
         std::exit(2);

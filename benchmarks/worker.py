@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from conversation import call_director
+from hosts import pause
 from measure import Gate, time_action
 from peers import Peer, Unsupported
 from subject import COLLECTIVES, GLOO, HOROVOD, HOROVOD_SHARED, HOROVOD_TORCH, TOGETHER, TRAINING, Subject
@@ -45,6 +46,7 @@ class Rank:
         self._gate = gate
         self._actions: Actions | None = None
         self._iteration = 0
+        self._pause = 0.0
 
     def answer(self, question: Message) -> Message:
         """Does what was asked."""
@@ -73,6 +75,7 @@ class Rank:
 
     def _prepare(self, subject: Subject, ways: list[str], footprint: int) -> Message:
         self._iteration = 0
+        self._pause = pause(subject.link, subject.bytes)
         if subject.kind in COLLECTIVES:
             try:
                 self._actions = Collective(subject, self.number, {way: self._peers[way] for way in ways}, footprint)
@@ -93,7 +96,8 @@ class Rank:
         numbers = range(self._iteration, self._iteration + iterations)
         self._iteration += iterations
         actions = self._actions
-        starts, ends, cpu = time_action(actions.action(way), actions.after(way), self._gate, numbers, actions.gated)
+        action, after = actions.action(way), actions.after(way)
+        starts, ends, cpu = time_action(action, after, self._gate, numbers, actions.gated, self._pause)
         return {"starts": starts, "ends": ends, "gated": actions.gated, "cpu": cpu}
 
     def _wait(self, way: str, late: int, seconds: float) -> Message:

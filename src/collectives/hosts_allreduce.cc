@@ -46,13 +46,27 @@ constexpr size_t kGatherBytesOfTwo = 512 << 10;
 // How many chunks lie between two stages: so many a rank can do at a stretch, before it has to wait for others.
 constexpr size_t kApart = 2;
 static_assert(3 * kApart < Channel::kSlots);
+constexpr size_t kLeastChunk = 32 << 10;
+
+// Where chunks begin, and the end of the last. They grow and shrink again: so the first bytes leave early, and little
+// is left to do when the last ones have come.
+std::vector<size_t> cut_into_chunks(size_t bytes) {
+  std::vector<size_t> ends{0};
+  size_t most = kLeastChunk;
+  for (size_t left = bytes; left > 0; most = std::min(2 * most, Channel::kChunkBytes)) {
+    const size_t chunk = std::min(left, std::clamp(left / 2 / kLine * kLine, kLeastChunk, most));
+    ends.push_back(ends.back() + chunk);
+    left -= chunk;
+  }
+  return ends;
+}
 
 enum class Way { kGather, kScatter, kRing };
 
 class Exchange {
  public:
   Exchange(const Group& group, const Batch& batch, bool ring)
-      : group_(group), channel_(group.channel()), batch_(batch), arithmetic_(batch, group.size()) {
+      : group_(group), channel_(group.channel()), batch_(batch), arithmetic_(batch, group.size()), ends_(cut_into_chunks(batch.bytes())) {
     const bool small = batch.bytes() <= kGatherBytes;
     way_ = ring ? Way::kRing : small || group.hosts() == 2 ? Way::kGather : Way::kScatter;
     owners_ = small ? 1 : group.size();
@@ -72,9 +86,9 @@ class Exchange {
   Way way() const { return way_; }
   int owners() const { return owners_; }
   bool owns() const { return channel_.me() < owners_; }
-  size_t chunks() const { return (batch_.bytes() + Channel::kChunkBytes - 1) / Channel::kChunkBytes; }
-  size_t lo(size_t c) const { return c * Channel::kChunkBytes; }
-  size_t bytes(size_t c) const { return std::min(Channel::kChunkBytes, batch_.bytes() - lo(c)); }
+  size_t chunks() const { return ends_.size() - 1; }
+  size_t lo(size_t c) const { return ends_[c]; }
+  size_t bytes(size_t c) const { return ends_[c + 1] - ends_[c]; }
   // The number of a chunk in the channel.
   uint64_t& number(size_t c) { return numbers_[c % numbers_.size()]; }
 
@@ -209,6 +223,7 @@ class Exchange {
   Channel& channel_;
   const Batch& batch_;
   const Arithmetic arithmetic_;
+  const std::vector<size_t> ends_;  // of chunks
   Way way_ = Way::kGather;
   int owners_ = 1;
   size_t room_ = 0;
@@ -231,23 +246,8 @@ Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring) {
     if (t >= kApart && t - kApart < chunks && owns) {
       for (int m = 0; m < channel.size(); ++m) co_await channel.published(m, exchange.number(t - kApart));
       exchange.begin(t - kApart);
-    }
-    if (t >= 2 * kApart && t - 2 * kApart < chunks && owns) {
-      const size_t c = t - 2 * kApart;
-      if (exchange.way() == Way::kRing) {
-        for (int k = 0; k < exchange.trips(); ++k) {
-          co_await exchange.received_from(c, exchange.before());
-          exchange.pass_on(c, k);
-        }
-      } else {
-        for (int h = 0; h < group.hosts(); ++h) {
-          if (!exchange.talks_to(h)) continue;
-          co_await exchange.received_from(c, h);
-          // Of a gather the whole slice is about to be overwritten.
-          if (exchange.way() == Way::kGather) co_await exchange.sent_to(c, h);
-        }
-        exchange.reduce(c);
-      }
+      // The first ones leave at once.
+      if (exchange.bytes(t - kApart) < Channel::kChunkBytes) co_await LetOthers{};
     }
     if (t >= 3 * kApart && t - 3 * kApart < chunks) {
       const size_t c = t - 3 * kApart;
@@ -267,6 +267,23 @@ Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring) {
       }
       channel.finish(exchange.number(c));
       if (c + 1 < chunks) co_await LetOthers{};
+    }
+    if (t >= 2 * kApart && t - 2 * kApart < chunks && owns) {
+      const size_t c = t - 2 * kApart;
+      if (exchange.way() == Way::kRing) {
+        for (int k = 0; k < exchange.trips(); ++k) {
+          co_await exchange.received_from(c, exchange.before());
+          exchange.pass_on(c, k);
+        }
+      } else {
+        for (int h = 0; h < group.hosts(); ++h) {
+          if (!exchange.talks_to(h)) continue;
+          co_await exchange.received_from(c, h);
+          // Of a gather the whole slice is about to be overwritten.
+          if (exchange.way() == Way::kGather) co_await exchange.sent_to(c, h);
+        }
+        exchange.reduce(c);
+      }
     }
   }
 }

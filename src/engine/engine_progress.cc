@@ -29,7 +29,10 @@ bool Engine::progress() {
       }
     }
     moved |= network_.poll();
-    if (coordinator_) moved |= coordinator_->poll();
+    if (coordinator_ && coordinator_->poll()) {
+      moved = true;
+      (void)network_.flush();  // the other hosts wait for it; what it means for us may take a while
+    }
     if (delegate_) moved |= delegate_->poll();
     // After what the hosts have said: a connection's end says less than the last word before it.
     if (!hosts_.alone()) moved |= hosts_.look_after();
