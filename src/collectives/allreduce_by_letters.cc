@@ -32,13 +32,6 @@ const std::byte* write_letter(const Group& group, const Batch& batch, const Arit
   return batch.prescale == 1.0 ? batch.input(0) : letter;
 }
 
-Letter take_letter(Link& link, uint64_t order, size_t bytes) {
-  Letter letter = link.boxes().take(order);
-  if (letter.bytes == bytes) return letter;
-  throw Error(HVD_SYSTEM, "rank " + std::to_string(link.rank()) + " has sent " + std::to_string(letter.bytes) +
-                              " bytes where " + std::to_string(bytes) + " were agreed on");
-}
-
 // Folds the values of all members: those of each host, and then what comes of the hosts.
 void fold_by_hosts(const Group& group, const Arithmetic& arithmetic, const std::vector<const std::byte*>& values,
                    std::byte* output, size_t bytes) {
@@ -64,6 +57,13 @@ void fold_by_hosts(const Group& group, const Arithmetic& arithmetic, const std::
 }
 
 }  // namespace
+
+Letter take_letter(Link& link, uint64_t order, size_t bytes) {
+  Letter letter = link.boxes().take(order);
+  if (letter.bytes == bytes) return letter;
+  throw Error(HVD_SYSTEM, "rank " + std::to_string(link.rank()) + " has sent " + std::to_string(letter.bytes) +
+                              " bytes where " + std::to_string(bytes) + " were agreed on");
+}
 
 Task allreduce_by_letters(const Group& group, const Batch& batch, const OrderRound& round) {
   const Arithmetic arithmetic(batch, group.size());

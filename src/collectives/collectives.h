@@ -15,18 +15,20 @@ Task allreduce(Channel& channel, const Batch& batch, PeerArenas& arenas);
 Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring);
 // As a gather of allreduce_between_hosts, where this member is alone on its host.
 Task allreduce_alone_on_host(const Group& group, const Batch& batch);
-// Where every member is alone on its host: each folds a part.
-Task allreduce_by_parts(const Group& group, const Batch& batch);
 // One round of a standing order.
 struct OrderRound {
   uint64_t order = 0;   // 0: none
   uint64_t number = 0;  // 1, 2, ...
-  int tray = -1;        // where members share a host; else -1
+  int tray = -1;        // where members share a host, or use a lane; else -1
   uint64_t letter = 0;  // its number there
 };
+// Where every member is alone on its host: each folds a part.
+Task allreduce_by_parts(const Group& group, const Batch& batch, const OrderRound& round = {});
 Task allreduce_by_letters(const Group& group, const Batch& batch, const OrderRound& round);
 // The same for the other collectives, where all members share a host.
 Task run_by_letters(const Group& group, const Batch& batch, const OrderRound& round);
+// The next letter of a link for an order. Throws Error if it has not so many bytes.
+Letter take_letter(Link& link, uint64_t order, size_t bytes);
 // The bytes of a letter with the rows of an allgather or alltoall.
 size_t letter_bytes(const std::vector<int64_t>& counts, size_t row_bytes);
 Task adasum(const Group& group, const Batch& batch);

@@ -6,6 +6,7 @@
 #ifndef HOROVOD_COLLECTIVES_GROUP_H_
 #define HOROVOD_COLLECTIVES_GROUP_H_
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -63,21 +64,42 @@ class Group {
   // The stream with a member on another host.
   Stream stream(int member) const { return {*network_.link(ranks_[static_cast<size_t>(member)]), set_}; }
   Stream stream(int host, int place) const { return stream(members(host)[static_cast<size_t>(place)]); }
+  // The same for a standing order with a tray, whose lane nobody else uses.
+  Stream stream_of_order(int host, int place, int tray) const {
+    return {*link(members(host)[static_cast<size_t>(place)]), lane_of_tray(tray)};
+  }
+  static int lane_of_tray(int tray) {
+    static_assert(Trays::kTrays == FrameHeader::kOrderLanes);
+    return Segment::kMaxSets + tray;
+  }
   // The connection with a member on another host; null for those on ours.
   Link* link(int member) const { return network_.link(ranks_[static_cast<size_t>(member)]); }
   // Whether every member is alone on its host.
   bool all_alone() const { return hosts_.size() == ranks_.size(); }
   // Memory for one batch, which has the set for itself: it stays for the next one, so that its pages do. Not cleared.
-  std::byte* scratch(size_t bytes) const {
-    if (bytes > scratch_bytes_) {
-      scratch_.reset();
-      scratch_ = make_aligned(bytes);
-      scratch_bytes_ = bytes;
-    }
-    return scratch_.get();
+  std::byte* scratch(size_t bytes) const { return scratch_.of(bytes); }
+  // The same for a round of a standing order, which has its tray for itself.
+  std::byte* scratch_of_order(int tray, size_t bytes) const {
+    return scratch_of_orders_[static_cast<size_t>(tray)].of(bytes);
   }
 
  private:
+  class Scratch {
+   public:
+    std::byte* of(size_t bytes) {
+      if (bytes > bytes_) {
+        memory_.reset();
+        memory_ = make_aligned(bytes);
+        bytes_ = bytes;
+      }
+      return memory_.get();
+    }
+
+   private:
+    AlignedBytes memory_;
+    size_t bytes_ = 0;
+  };
+
   const int set_;
   std::unique_ptr<Channel> channel_;
   std::unique_ptr<Trays> trays_;
@@ -85,8 +107,8 @@ class Group {
   const std::vector<int> ranks_;
   std::vector<std::vector<int>> hosts_;
   int host_ = 0, me_ = 0;
-  mutable AlignedBytes scratch_;
-  mutable size_t scratch_bytes_ = 0;
+  mutable Scratch scratch_;
+  mutable std::array<Scratch, Trays::kTrays> scratch_of_orders_;
 };
 
 }  // namespace hvd

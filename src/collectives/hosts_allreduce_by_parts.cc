@@ -16,8 +16,12 @@
 // p - kAhead, and what we had spread before that one, up to p - kBuffers. So whatever of p - kBuffers we had sent is
 // out, and buffers for kBuffers pieces are enough, also for all that can come before we ask for it. In the same way
 // the result of a piece comes after its input was sent: it may go to the same memory.
+//
+// A round of a standing order (engine/standing_orders.h) begins without agreement, so its first pieces go in letters.
+// When those of all others are there everybody takes part in the round; the rest goes over a lane of the order's own.
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "collectives/arithmetic.h"
@@ -34,19 +38,42 @@ class PartsExchange {
   // One piece of all parts together, and the least of one: then only the last pieces of some parts can be empty.
   static constexpr size_t kPiecesBytes = 512 << 10;
   static constexpr size_t kLeastPieceBytes = 4 << 10;
+  static_assert(kPiecesBytes / 2 <= LetterBoxes::kMostBytes);
 
-  PartsExchange(const Group& group, const Batch& batch)
+  PartsExchange(const Group& group, const Batch& batch, const OrderRound& round)
       : group_(group),
         batch_(batch),
+        round_(round),
         arithmetic_(batch, group.size()),
         piece_(std::max(kPiecesBytes / static_cast<size_t>(group.hosts()) / kLine * kLine, kLeastPieceBytes)),
         pieces_(most_pieces()),
-        scratch_(group.scratch(kBuffers * 2 * static_cast<size_t>(group.hosts()) * piece_)),
+        scratch_(scratch(kBuffers * 2 * static_cast<size_t>(group.hosts()) * piece_)),
+        letters_(static_cast<size_t>(group.hosts())),
         sources_(static_cast<size_t>(group.hosts())),
         ends_(static_cast<size_t>(group.hosts())) {}
 
   // Of every part.
   size_t pieces() const { return pieces_; }
+
+  // ---- For a round of an order: its first pieces ----
+
+  bool by_order() const { return round_.order != 0; }
+  void post_first() {
+    for (int h = 0; h < group_.hosts(); ++h) {
+      if (talks_to(h)) link(h).post(round_.order, payload_of(0, h), piece(h, 0).bytes());
+    }
+  }
+  Until letter_from(int h) {
+    return {{&link(h).boxes().arrived(round_.order), round_.number, link(h).rank(), 0}};
+  }
+  // With that of all others.
+  void take_letters() {
+    for (int h = 0; h < group_.hosts(); ++h) {
+      if (talks_to(h)) letters_[index(h)] = take_letter(link(h), round_.order, piece(group_.host(), 0).bytes());
+    }
+  }
+
+  // ---- All other pieces ----
 
   // Gets ready for what comes next: the others' inputs of piece p and, before them, the results of the piece kAhead
   // before.
@@ -61,25 +88,15 @@ class PartsExchange {
           end.received_all = stream.receive(output, bytes);
         });
       }
+      if (p == 0 && by_order()) continue;
       end.received[p % kBuffers] = stream.receive(incoming(p, h), piece(group_.host(), p).bytes());
     }
   }
 
   void send(size_t p) {
     for (int h = 0; h < group_.hosts(); ++h) {
-      const Range sent = piece(h, p);
-      if (!talks_to(h) || sent.bytes() == 0) continue;
-      const std::byte* payload = nullptr;
-      batch_.for_pieces(sent.begin, sent.end, [&](const std::byte* input, std::byte*, size_t, size_t bytes) {
-        if (bytes == sent.bytes() && batch_.prescale == 1.0) payload = input;
-      });
-      if (payload == nullptr) {
-        payload = outgoing(p, h);
-        batch_.for_pieces(sent.begin, sent.end, [&](const std::byte* input, std::byte*, size_t offset, size_t bytes) {
-          arithmetic_.copy_in(outgoing(p, h) + offset, input, bytes);
-        });
-      }
-      ends_[index(h)].sent_all = peer(h).send(payload, sent.bytes());
+      const size_t bytes = piece(h, p).bytes();
+      if (talks_to(h) && bytes > 0) ends_[index(h)].sent_all = peer(h).send(payload_of(p, h), bytes);
     }
   }
 
@@ -91,7 +108,7 @@ class PartsExchange {
     std::byte* const copy = outgoing(p, group_.host());
     const std::byte* result = copy;
     batch_.for_pieces(own.begin, own.end, [&](const std::byte* input, std::byte* output, size_t offset, size_t bytes) {
-      for (int h = 0; h < group_.hosts(); ++h) sources_[index(h)] = incoming(p, h) + offset;
+      for (int h = 0; h < group_.hosts(); ++h) sources_[index(h)] = source(p, h) + offset;
       if (input != nullptr && batch_.prescale == 1.0) {
         sources_[index(group_.host())] = input;
       } else {
@@ -105,7 +122,9 @@ class PartsExchange {
       }
     });
     for (int h = 0; h < group_.hosts(); ++h) {
-      if (talks_to(h)) ends_[index(h)].sent_all = peer(h).send(result, own.bytes());
+      if (!talks_to(h)) continue;
+      ends_[index(h)].sent_all = peer(h).send(result, own.bytes());
+      if (letters_[index(h)].data) link(h).boxes().reuse(std::exchange(letters_[index(h)], {}));
     }
   }
 
@@ -120,6 +139,27 @@ class PartsExchange {
     std::array<uint64_t, kBuffers> received{};  // a piece's inputs
   };
 
+  std::byte* scratch(size_t bytes) const {
+    return by_order() ? group_.scratch_of_order(round_.tray, bytes) : group_.scratch(bytes);
+  }
+  // What we send of a host's part: our input as it is, or a copy.
+  const std::byte* payload_of(size_t p, int h) const {
+    const Range sent = piece(h, p);
+    const std::byte* payload = nullptr;
+    batch_.for_pieces(sent.begin, sent.end, [&](const std::byte* input, std::byte*, size_t, size_t bytes) {
+      if (bytes == sent.bytes() && batch_.prescale == 1.0) payload = input;
+    });
+    if (payload != nullptr) return payload;
+    batch_.for_pieces(sent.begin, sent.end, [&](const std::byte* input, std::byte*, size_t offset, size_t bytes) {
+      arithmetic_.copy_in(outgoing(p, h) + offset, input, bytes);
+    });
+    return outgoing(p, h);
+  }
+  // A host's input of our piece p, when it is there.
+  const std::byte* source(size_t p, int h) const {
+    const Letter& letter = letters_[index(h)];
+    return p == 0 && letter.data ? letter.data.get() : incoming(p, h);
+  }
   size_t most_pieces() const {
     size_t most = 0;
     for (int h = 0; h < group_.hosts(); ++h) {
@@ -133,42 +173,54 @@ class PartsExchange {
     return {std::min(part.end, part.begin + p * piece_), std::min(part.end, part.begin + (p + 1) * piece_)};
   }
   static size_t index(int h) { return static_cast<size_t>(h); }
-  // A host's input of our piece p; and what we send for piece p of a host's part, where it can't be sent from where it
-  // is.
+  // Room for a host's input of our piece p; and for what we send for piece p of a host's part, where it can't be sent
+  // from where it is.
   std::byte* incoming(size_t p, int h) const {
     return scratch_ + (p % kBuffers * static_cast<size_t>(group_.hosts()) + index(h)) * piece_;
   }
   std::byte* outgoing(size_t p, int h) const {
     return incoming(p, h) + kBuffers * static_cast<size_t>(group_.hosts()) * piece_;
   }
-  Stream peer(int h) const { return group_.stream(h, 0); }
+  Stream peer(int h) const {
+    return by_order() ? group_.stream_of_order(h, 0, round_.tray) : group_.stream(h, 0);
+  }
+  Link& link(int h) const { return *group_.link(group_.members(h).front()); }
 
   const Group& group_;
   const Batch& batch_;
+  const OrderRound round_;
   const Arithmetic arithmetic_;
   const size_t piece_, pieces_;
   std::byte* const scratch_;
+  std::vector<Letter> letters_;  // by host
   std::vector<const void*> sources_;
   std::vector<End> ends_;  // by host
 };
 
 }  // namespace
 
-Task allreduce_by_parts(const Group& group, const Batch& batch) {
-  PartsExchange exchange(group, batch);
+Task allreduce_by_parts(const Group& group, const Batch& batch, const OrderRound& round) {
+  PartsExchange exchange(group, batch, round);
   constexpr size_t kAhead = PartsExchange::kAhead, kBuffers = PartsExchange::kBuffers;
   const size_t pieces = exchange.pieces();
+  if (exchange.by_order()) {
+    exchange.post_first();
+    for (int h = 0; h < group.hosts(); ++h) {
+      if (exchange.talks_to(h)) co_await exchange.letter_from(h);
+    }
+    exchange.take_letters();
+  }
   for (size_t p = 0; p < std::min(pieces + kAhead, kBuffers); ++p) exchange.expect(p);
   for (size_t t = 0; t < pieces + kAhead; ++t) {
     if (t >= kAhead) {
       const size_t p = t - kAhead;
       for (int h = 0; h < group.hosts(); ++h) {
-        if (exchange.talks_to(h)) co_await exchange.received_from(h, p);
+        if (exchange.talks_to(h)) co_await exchange.received_from(h, p);  // a letter has been waited for
       }
       exchange.fold_and_spread(p);
       if (p + kBuffers < pieces + kAhead) exchange.expect(p + kBuffers);
     }
-    if (t < pieces) exchange.send(t);
+    if (t < pieces && (t > 0 || !exchange.by_order())) exchange.send(t);
     if (t >= kAhead && t + 1 < pieces + kAhead) co_await LetOthers{};
   }
   for (int h = 0; h < group.hosts(); ++h) {

@@ -203,6 +203,7 @@ class Coordinator final : private HostDesk::Listener {
   bool may_stand(uint32_t id) const;
   bool shares_hosts(int set) const;
   uint64_t longest_letter(const Name& name) const;
+  bool needs_tray(const Name& name) const;
   int free_tray() const;
   void end_order(Name& name);
   void end_all_orders();

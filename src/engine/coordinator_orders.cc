@@ -3,7 +3,6 @@
 
 #include "engine/coordinator.h"
 #include "engine/standing_orders.h"
-#include "transport/letter_boxes.h"
 
 namespace hvd {
 namespace {
@@ -29,7 +28,7 @@ void Coordinator::consider_order(uint32_t id, bool alone_and_wanted) {
   name.order = ++last_order_;
   orders_[name.order] = id;
   Stand stand{name.order, id};
-  if (shares_hosts(name.key.set)) {
+  if (needs_tray(name)) {
     stand.tray = free_tray();
     Tray& tray = trays_[static_cast<size_t>(stand.tray)];
     tray.order = name.order;
@@ -51,18 +50,24 @@ bool Coordinator::may_stand(uint32_t id) const {
   const bool sums = op == HVD_ALLREDUCE && name.meta.reduce_op != HVD_ADASUM && (one_host || !settings_.allreduce_ring);
   const bool others = one_host && (op == HVD_BROADCAST || op == HVD_REDUCESCATTER || moves_rows(op));
   return cached(id) && name.order == 0 && name.sequence == 0 && (sums || others) && small && few && joined_.empty() &&
-         (!shares_hosts(name.key.set) || free_tray() >= 0);
+         (!needs_tray(name) || free_tray() >= 0);
 }
 
 bool Coordinator::shares_hosts(int set) const {
   return sets_[static_cast<size_t>(set)].size() > hosts_of_set_[static_cast<size_t>(set)].size();
 }
 
+bool Coordinator::needs_tray(const Name& name) const {
+  const auto set = static_cast<size_t>(name.key.set);
+  return shares_hosts(name.key.set) || goes_by_lane(sets_[set].size(), hosts_of_set_[set].size(), name.bytes);
+}
+
+// Or the most bytes that begin with one.
 uint64_t Coordinator::longest_letter(const Name& name) const {
   const int set = name.key.set;
   const size_t hosts = hosts_of_set_[static_cast<size_t>(set)].size();
   if (hosts == 1) return longest_letter_on_host(name.meta.op, segment_->crowded());
-  return shares_hosts(set) ? kMixedBytes : LetterBoxes::kMostBytes / (hosts - 1);
+  return shares_hosts(set) ? kMixedBytes : kLongestSumByLane;
 }
 
 int Coordinator::free_tray() const {

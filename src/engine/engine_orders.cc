@@ -49,7 +49,7 @@ void Engine::begin_rounds() {
     order.last_round = settings_.now();
     request->logged = true;
     ++order.rounds;
-    letter_is_near_ = !network_.empty();
+    letter_is_near_ = !network_.empty() && !order.by_lane;
     executor_.add_to_order({request->order, order.rounds, order.tray, order.letters + order.rounds}, request);
     return true;
   });
@@ -57,23 +57,26 @@ void Engine::begin_rounds() {
 
 void Engine::apply(const Stand& entry) {
   if (entry.id >= ids_.size() || !ids_[entry.id].live || ids_[entry.id].order != 0 || orders_.contains(entry.order) ||
-      entry.tray >= Trays::kTrays || (entry.tray >= 0 && ids_[entry.id].meta.bytes() > Trays::kMostBytes))
+      entry.tray >= Trays::kTrays)
     throw BadMessage("the log lets id " + std::to_string(entry.id) + " stand");
   const std::lock_guard lock(mutex_);
   const std::vector<int>& ranks = sets_[static_cast<size_t>(ids_[entry.id].key.set)];
   if (!std::binary_search(ranks.begin(), ranks.end(), world_.rank)) return;
   const bool shares_host = members_here(ids_[entry.id].key.set) > 1;
-  if (shares_host && entry.tray < 0) throw BadMessage("a standing order without a tray");
+  const Meta& meta = ids_[entry.id].meta;
+  const bool by_lane = goes_by_lane(ranks.size(), world_.hosts_of(ranks).size(), meta.bytes());
+  if ((shares_host || by_lane) && entry.tray < 0) throw BadMessage("a standing order without a tray");
+  if (meta.bytes() > (by_lane ? kLongestSumByLane : Trays::kMostBytes)) throw BadMessage("a standing order for much");
   ids_[entry.id].order = entry.order;
   StandingOrder& order = orders_[entry.order];
   order.last_round = settings_.now();
   order.tray = entry.tray;
+  order.by_lane = by_lane;
   order.letters = entry.letters;
   order.looks_for_idle = ranks.front() == world_.rank;
   for (const int rank : ranks) {
     if (Link* const link = network_.link(rank)) link->boxes().open(entry.order);
   }
-  const Meta& meta = ids_[entry.id].meta;
   order.longest = moves_rows(meta.op) ? longest_letter_on_host(meta.op, segment_->crowded()) : meta.bytes();
   order.no_memory = shares_host && !segment_->reserve_tray(entry.tray, world_.local_rank, order.longest);
   if (order.no_memory) revoke(entry.order, order);
@@ -109,8 +112,13 @@ void Engine::apply(const Settle& entry) {
 // The round that was begun under an order is not going to end. It counts as submitted to the coordinator, or if its set
 // is gone, not at all.
 void Engine::take_back(uint64_t number) {
+  const StandingOrder& order = orders_.at(number);
   for (int r = 0; r < world_.size; ++r) {
-    if (Link* const link = network_.link(r)) link->keep_letters(number);
+    Link* const link = network_.link(r);
+    if (link == nullptr) continue;
+    link->keep_letters(number);
+    // Nothing is there, unless the job fails.
+    if (order.by_lane) link->let_go(Group::lane_of_tray(order.tray));
   }
   const std::shared_ptr<Request> request = executor_.withdraw(number);
   if (!request) return;

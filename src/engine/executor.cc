@@ -1,5 +1,7 @@
 #include "engine/executor.h"
 
+#include "engine/standing_orders.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
@@ -74,8 +76,10 @@ Task Executor::start(const Job& job) {
   const Group& group = *lanes_[static_cast<size_t>(job.set)].group;
   const Batch& batch = job.batch;
   if (job.round.order != 0) {
-    return batch.op == HVD_ALLREDUCE ? allreduce_by_letters(group, batch, job.round)
-                                     : run_by_letters(group, batch, job.round);
+    if (batch.op != HVD_ALLREDUCE) return run_by_letters(group, batch, job.round);
+    const auto members = static_cast<size_t>(group.size()), hosts = static_cast<size_t>(group.hosts());
+    return goes_by_lane(members, hosts, batch.bytes()) ? allreduce_by_parts(group, batch, job.round)
+                                                       : allreduce_by_letters(group, batch, job.round);
   }
   Channel& channel = group.channel();
   const bool one_host = group.hosts() == 1;

@@ -7,6 +7,8 @@
 // complete for a member when the letters of all others are there. No ready, no log. Letters to other hosts go over the
 // network, to boxes that have the order's number (transport/letter_boxes.h); for those on its own host a member leaves
 // one in shared memory, in the order's tray (transport/trays.h). So different names need no order among each other.
+// A sum of more than a letter between members that are alone on their hosts begins with letters, too, of as much of it
+// as they hold: when all have come everybody has begun, and the rest goes over a lane of the order's own.
 // Allreduces have standing orders on any hosts; broadcast, reducescatter, allgather and alltoall among members of one.
 //
 //   Stand{order, id, tray} in the log, just before the Run of the round that is agreed on as usual. Orders have numbers
@@ -33,6 +35,9 @@
 //   later one, it neither reads nor writes letters of this order again, and says Vacated. When all members have, nobody
 //   does, and the tray may be another order's. Letters of a tray are numbered on from order to order, so that one which
 //   was taken back is never taken for another.
+//   Lanes. An order that needs one has a tray for its number: that of a lane is the same, and it passes to another
+//   order by the same rule. Nobody uses the lane in a round before it has the letters of all others, so no such round
+//   is taken back, but when the job fails: then its memory is let go of, on all members, and nothing follows.
 //   Join. A rank that joins ends all orders, none begins while anybody has joined, and join ends only when all have
 //   been settled: what was pending counts by then.
 //   Loss. An operation under an order is a batch of its own in the executor, with the same checks for peers that are
@@ -56,6 +61,7 @@
 
 #include "api/horovod.h"
 #include "engine/world.h"
+#include "transport/letter_boxes.h"
 #include "transport/trays.h"
 
 namespace hvd {
@@ -67,13 +73,23 @@ inline uint64_t longest_letter_on_host(hvd_op op, bool crowded) {
   return op == HVD_BROADCAST ? 64 << 10 : 32 << 10;
 }
 
+// Between members that are alone on their hosts: the most bytes of a sum, and those of one of which nothing but letters
+// goes over the network.
+constexpr uint64_t kLongestSumByLane = 16 << 20;
+inline uint64_t longest_letter_to_hosts(size_t hosts) { return LetterBoxes::kMostBytes / (hosts - 1); }
+// Whether a round of such a sum begins with letters and goes on over a lane of its own.
+inline bool goes_by_lane(size_t members, size_t hosts, uint64_t bytes) {
+  return hosts > 1 && members == hosts && bytes > longest_letter_to_hosts(hosts);
+}
+
 // A standing order as a member sees it.
 struct StandingOrder {
   static constexpr int kUnwanted = 8;
   static constexpr Nanoseconds kIdle = 60'000'000'000;
   static constexpr Nanoseconds kMostPatience = 5'000'000'000;
 
-  int tray = -1;                // where the letters of those on one host lie
+  int tray = -1;                // where the letters of those on one host lie, or whose lane the rest goes over
+  bool by_lane = false;
   uint64_t letters = 0;         // that were written there before
   bool looks_for_idle = false;  // we are its first member
   bool no_memory = false;       // for our letters: we hold back what is submitted until it ends

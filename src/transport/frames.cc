@@ -5,7 +5,6 @@
 
 #include "transport/errors.h"
 #include "transport/letter_boxes.h"
-#include "transport/segment.h"
 
 namespace hvd {
 
@@ -14,7 +13,7 @@ static_assert(std::endian::native == std::endian::little, "headers go over the w
 void check_frame(const FrameHeader& header) {
   const bool known = header.kind >= FrameHeader::kData && header.kind <= FrameHeader::kLetter;
   if (!known) throw BadFrame("kind " + std::to_string(header.kind));
-  if (header.lane >= static_cast<uint32_t>(Segment::kMaxSets)) throw BadFrame("lane " + std::to_string(header.lane));
+  if (header.lane >= static_cast<uint32_t>(FrameHeader::kLanes)) throw BadFrame("lane " + std::to_string(header.lane));
   if (header.kind == FrameHeader::kData && (header.value == 0 || header.value > FrameHeader::kMostBytes)) {
     throw BadFrame(std::to_string(header.value) + " bytes in one frame");
   }

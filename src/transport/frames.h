@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "transport/segment.h"
+
 namespace hvd {
 
 struct FrameHeader {
@@ -14,6 +16,9 @@ struct FrameHeader {
     kLetter = 4,  // `value` bytes follow, a letter for box `position`
   };
   static constexpr uint64_t kMostBytes = 256 << 10;
+  // A lane for each process set, and one for each standing order that needs one (engine/standing_orders.h).
+  static constexpr int kOrderLanes = 16;
+  static constexpr int kLanes = Segment::kMaxSets + kOrderLanes;
 
   uint32_t kind = 0;
   uint32_t lane = 0;

@@ -16,8 +16,9 @@ constexpr size_t kReadInPlace = 16 << 10;
 constexpr size_t kFramesPerWrite = 32;
 // A frame of up to so many bytes is copied together: the kernel has less to do for one place than for two.
 constexpr size_t kWriteAsOne = 1 << 10;
-// A credit is worth a frame only when it lets the sender go on for a while.
-constexpr uint64_t kCreditStep = Link::kWindow / 4;
+// A credit is worth a frame only when it lets the sender go on for a while; up to half of the window it waits for what
+// is sent anyway. Who has used all of the window gets one at the latest when all of that has been received.
+constexpr uint64_t kCreditStep = Link::kWindow / 4, kUrgentCredit = Link::kWindow / 2;
 
 }  // namespace
 
@@ -28,7 +29,7 @@ Link::Link(int rank, const Connected& connected, Counters& counters, Shared& sha
       wire_(connected, "rank " + std::to_string(rank)),
       counters_(counters),
       shared_(shared),
-      lanes_(Segment::kMaxSets) {}
+      lanes_(FrameHeader::kLanes) {}
 
 Link::Lane& Link::at(int lane) {
   std::unique_ptr<Lane>& found = lanes_[static_cast<size_t>(lane)];
@@ -61,13 +62,28 @@ uint64_t Link::post(uint64_t box, const std::byte* data, size_t bytes) {
   return ++letters_posted_;
 }
 
+void Link::Frame::keep() {
+  if (kept) return;
+  kept = std::make_unique_for_overwrite<std::byte[]>(header.value);
+  std::memcpy(kept.get(), payload, header.value);
+  payload = kept.get();
+}
+
 void Link::keep_letters(uint64_t box) {
   for (Frame& frame : outgoing_) {
-    if (frame.header.kind != FrameHeader::kLetter || frame.header.position != box || frame.kept) continue;
-    frame.kept = std::make_unique_for_overwrite<std::byte[]>(frame.header.value);
-    std::memcpy(frame.kept.get(), frame.payload, frame.header.value);
-    frame.payload = frame.kept.get();
+    if (frame.header.kind == FrameHeader::kLetter && frame.header.position == box) frame.keep();
   }
+}
+
+void Link::let_go(int lane_id) {
+  std::unique_ptr<Lane>& lane = lanes_[static_cast<size_t>(lane_id)];
+  if (!lane) return;
+  for (Frame& frame : outgoing_) {
+    if (frame.header.kind == FrameHeader::kData && frame.header.lane == static_cast<uint32_t>(lane_id)) frame.keep();
+  }
+  lane->out.clear();
+  lane->into.clear();
+  std::erase(sending_, lane_id);
 }
 
 // Turns what may be sent into frames, one per lane and turn.
@@ -228,9 +244,10 @@ uint64_t Link::receive(int lane_id, std::byte* into, size_t bytes) {
 }
 
 void Link::give_credit(int lane_id, Lane& lane) {
-  if (lane.received.load() - lane.credited < kCreditStep || end_ != End::kNone) return;
+  const uint64_t due = lane.received.load() - lane.credited;
+  if (due < kCreditStep || end_ != End::kNone) return;
   if (std::find(crediting_.begin(), crediting_.end(), lane_id) == crediting_.end()) crediting_.push_back(lane_id);
-  touch();
+  if (due >= kUrgentCredit) touch();
 }
 
 void Link::lose(const std::string& why) {
@@ -270,10 +287,10 @@ bool Link::read() {
     Lane* lane = nullptr;
     const Span<std::byte> place = place_of_payload(lane);
     const bool in_place = place.data != nullptr;
-    // What comes after a large payload is likely to be another one: its header alone is read along, or first.
+    // After a large payload, and credits, another one is likely to come: its header alone is read along, or first.
     std::array<std::byte, sizeof(FrameHeader)> next;
     const size_t next_room = in_place && place.bytes == payload_left_ && !wire_.encrypted() ? next.size() : 0;
-    const bool header_first = payload_left_ == 0 && header_.kind == FrameHeader::kData && header_.value >= kStaging;
+    const bool header_first = payload_left_ == 0 && last_payload_ >= kStaging;
     const size_t staging_room = header_first ? sizeof header_ - header_bytes_ : kStaging;
     const size_t room = in_place ? place.bytes + next_room : staging_room;
     const ssize_t n = next_room > 0 ? wire_.read(place.data, place.bytes, next.data(), next_room)
@@ -346,7 +363,7 @@ void Link::handle_header() {
     return;
   }
   if (header_.kind == FrameHeader::kLetter) {
-    payload_left_ = header_.value;
+    payload_left_ = last_payload_ = header_.value;
     letter_ = boxes_.blank(header_.value);
     return;
   }
@@ -364,7 +381,7 @@ void Link::handle_header() {
                    " was expected");
   }
   if (lane.arrived + header_.value > lane.credited + kWindow) throw BadFrame("more bytes than were granted");
-  payload_left_ = header_.value;
+  payload_left_ = last_payload_ = header_.value;
 }
 
 // So many more bytes of the letter have come.

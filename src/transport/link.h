@@ -1,6 +1,6 @@
 // One TCP connection to a rank on another host, plain or encrypted (wire.h).
 //
-// Words. A link carries one *lane* per process set: an ordered stream of bytes in each direction, without boundaries.
+// Words. A link carries *lanes*, one per process set and some for standing orders: each is an ordered stream of bytes in each direction, without boundaries.
 // Both ends run the same collective on the same lane, so both know how many bytes come next and where they belong.
 //
 // On the wire there are frames: a header, and for kData its bytes. Frames of different lanes take turns, and a lane may
@@ -57,6 +57,8 @@ class Link {
   uint64_t receive(int lane, std::byte* into, size_t bytes);
   const Flag& sent(int lane) { return at(lane).sent; }
   const Flag& received(int lane) { return at(lane).received; }
+  // Lets go of a lane's memory; nothing more goes over it. What of it is on the way out is copied.
+  void let_go(int lane);
 
   // Queues a letter. Returns its number, for letters_sent().
   uint64_t post(uint64_t box, const std::byte* data, size_t bytes);
@@ -114,6 +116,7 @@ class Link {
     size_t done = 0;                              // of header and payload together
     std::unique_ptr<std::byte[]> kept = nullptr;  // the payload, where it is our own copy
     size_t bytes() const { return sizeof header + (payload == nullptr ? 0 : header.value); }
+    void keep();
   };
 
   Lane& at(int lane);
@@ -147,7 +150,7 @@ class Link {
   // Incoming: the header that is being read, and how much of its payload is still to come.
   FrameHeader header_;
   size_t header_bytes_ = 0;
-  uint64_t payload_left_ = 0;
+  uint64_t payload_left_ = 0, last_payload_ = 0;
   Letter letter_;  // whose payload that is, of a kLetter
   End end_ = End::kNone;
   RankState bye_state_ = kAlive;

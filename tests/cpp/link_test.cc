@@ -211,7 +211,7 @@ TEST_CASE("frames that make no sense are refused") {
   const FrameHeader bad[] = {
       {0, 0, 1, 0},                                             // no such kind
       {99, 0, 1, 0},                                            //
-      {FrameHeader::kData, 256, 1, 0},                          // no such lane
+      {FrameHeader::kData, FrameHeader::kLanes, 1, 0},          // no such lane
       {FrameHeader::kData, 0xffffffff, 1, 0},                   //
       {FrameHeader::kData, 0, 0, 0},                            // no bytes
       {FrameHeader::kData, 0, FrameHeader::kMostBytes + 1, 0},  // too many

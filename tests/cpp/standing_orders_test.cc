@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "rank_group.h"
@@ -23,6 +24,30 @@ const std::vector<HostOf> kLayoutsOfOrders = {hosts_with({1, 1}), hosts_with({1,
                                               hosts_with({2}),    hosts_with({4}),       hosts_with({2, 2}),
                                               hosts_with({3, 1}), HostOf{{0, 1, 0, 1}}};
 const std::vector<std::vector<int>> kTwoRanks = {{1, 1}, {2}}, kThreeRanks = {{1, 1, 1}, {3}, {2, 1}};
+
+// Of int64: what goes in a letter, what begins with one and goes on over a lane, and several pieces of that.
+constexpr size_t kSmall = 10, kByLane = 40'000, kManyPieces = 300'001;
+
+bool all_alone(const std::vector<int>& host_of) {
+  return std::set(host_of.begin(), host_of.end()).size() == host_of.size();
+}
+
+// Layouts with numbers of elements, by each of the ways that there are for them.
+struct Case {
+  HostOf hosts;
+  size_t count;
+};
+std::vector<Case> with_counts(const std::vector<std::vector<int>>& layouts, const std::vector<size_t>& by_lane = {kByLane}) {
+  std::vector<Case> cases;
+  for (const std::vector<int>& each : layouts) {
+    const HostOf hosts = hosts_with(each);
+    cases.push_back({hosts, kSmall});
+    for (const size_t count : by_lane) {
+      if (all_alone(hosts.ranks)) cases.push_back({hosts, count});
+    }
+  }
+  return cases;
+}
 
 // Runs the body on ranks that stop after a stall of a second. Nobody leaves before the others have heard.
 template <typename Body>
@@ -58,6 +83,45 @@ uint64_t entries_during(const Engine& engine, Body body) {
   return engine.counters().log_entries.get() - before;
 }
 
+// The results of a name's rounds, of which the first are agreed on, for types and operations in which rounding shows.
+void check_bits(int rank, Engine& engine, int count) {
+  std::mt19937 random(static_cast<unsigned>(rank));
+  for (const hvd_dtype dtype : {HVD_FLOAT32, HVD_BFLOAT16}) {
+    for (const hvd_reduce_op op : {HVD_SUM, HVD_AVERAGE, HVD_MAX}) {
+      // Numbers whose sum depends on the order in which they are added, and on how often that is rounded.
+      std::vector<float> values;
+      for (int i = 0; i < count; ++i) values.push_back(std::ldexp(random() % 65536 - 32768.f, i % 16));
+      const bool half = dtype == HVD_BFLOAT16;
+      std::vector<float> first;
+      const uint64_t standing = engine.counters().requests_standing.get();
+      for (int round = 0; round < 2 * kEnough; ++round) {
+        std::vector<float> data = values;
+        for (size_t i = 0; half && i < data.size(); ++i)
+          data[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(values[i]) & 0xffff0000);
+        auto request = sum_request("x" + std::to_string(count) + std::to_string(dtype) + std::to_string(op), data);
+        std::vector<uint16_t> halves;
+        if (half) {
+          for (const float value : data)
+            halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
+          request->input = request->output = halves.data();
+        }
+        request->meta.dtype = dtype;
+        request->meta.reduce_op = op;
+        if (op != HVD_SUM) {
+          request->meta.prescale = 0.3;
+          request->meta.postscale = 1.7;
+        }
+        REQUIRE(engine.run(request, kPatience) == HVD_OK);
+        for (size_t i = 0; i < halves.size(); ++i)
+          data[i] = std::bit_cast<float>(static_cast<uint32_t>(halves[i]) << 16);
+        if (round == 0) first = data;
+        REQUIRE(data == first);
+      }
+      CHECK(engine.counters().requests_standing.get() - standing >= kEnough);
+    }
+  }
+}
+
 std::shared_ptr<Request> join_request() {
   auto request = std::make_shared<Request>();
   request->key = {0, kJoinName};
@@ -79,12 +143,14 @@ std::shared_ptr<Request> change_sets(hvd_op op, const std::vector<int64_t>& rank
 TEST_CASE("an allreduce that is repeated alone needs no log and no control messages any more") {
   for (const HostOf& hosts : kLayoutsOfOrders) {
     const RankGroup group(hosts);
-    on_all_ranks(group, {}, [](int, Engine& engine) {
-      for (const size_t count : {size_t{1}, size_t{400}}) {
+    std::vector<size_t> counts = {1, 400};
+    if (all_alone(hosts.ranks)) counts.insert(counts.end(), {kByLane, kManyPieces});
+    on_all_ranks(group, {}, [&](int, Engine& engine) {
+      for (const size_t count : counts) {
         const std::string name = "x" + std::to_string(count);
         reduce(engine, name, kEnough, count);
         const uint64_t records = engine.counters().control_records.get();
-        CHECK(entries_during(engine, [&] { reduce(engine, name, 200, count); }) == 0);
+        CHECK(entries_during(engine, [&] { reduce(engine, name, count < kByLane ? 200 : 30, count); }) == 0);
         // Heartbeats, and what the others still say about other things.
         CHECK(engine.counters().control_records.get() - records < 20);
       }
@@ -101,7 +167,7 @@ TEST_CASE("what an order can't do better is agreed on as ever") {
   };
   const std::vector<Case> cases = {{"no bytes", {1, 1}, 0, false},
                                    {"no bytes, one host", {2}, 0, false},
-                                   {"too many bytes", {1, 1}, LetterBoxes::kMostBytes / 8 + 1, false},
+                                   {"too many bytes", {1, 1}, kLongestSumByLane / 8 + 1, false},
                                    {"too many bytes for a tray", {2}, Trays::kMostBytes / 8 + 1, false},
                                    {"too many bytes for each pair on a cable", {2, 1}, 5000, false},
                                    {"too many members", {9}, 10, false},
@@ -121,54 +187,21 @@ TEST_CASE("what an order can't do better is agreed on as ever") {
 TEST_CASE("the bits are the same with and without an order") {
   for (const HostOf& hosts : kLayoutsOfOrders) {
     const RankGroup group(hosts);
-    on_all_ranks(group, {}, [](int rank, Engine& engine) {
-      std::mt19937 random(static_cast<unsigned>(rank));
-      for (const hvd_dtype dtype : {HVD_FLOAT32, HVD_BFLOAT16}) {
-        for (const hvd_reduce_op op : {HVD_SUM, HVD_AVERAGE, HVD_MAX}) {
-          // Numbers whose sum depends on the order in which they are added, and on how often that is rounded.
-          std::vector<float> values;
-          for (int i = 0; i < 900; ++i) values.push_back(std::ldexp(random() % 65536 - 32768.f, i % 16));
-          const bool half = dtype == HVD_BFLOAT16;
-          std::vector<float> first;
-          const uint64_t standing = engine.counters().requests_standing.get();
-          for (int round = 0; round < 2 * kEnough; ++round) {
-            std::vector<float> data = values;
-            for (size_t i = 0; half && i < data.size(); ++i)
-              data[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(values[i]) & 0xffff0000);
-            auto request = sum_request("x" + std::to_string(dtype) + std::to_string(op), data);
-            std::vector<uint16_t> halves;
-            if (half) {
-              for (const float value : data)
-                halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
-              request->input = request->output = halves.data();
-            }
-            request->meta.dtype = dtype;
-            request->meta.reduce_op = op;
-            if (op != HVD_SUM) {
-              request->meta.prescale = 0.3;
-              request->meta.postscale = 1.7;
-            }
-            REQUIRE(engine.run(request, kPatience) == HVD_OK);
-            for (size_t i = 0; i < halves.size(); ++i)
-              data[i] = std::bit_cast<float>(static_cast<uint32_t>(halves[i]) << 16);
-            if (round == 0) first = data;
-            REQUIRE(data == first);
-          }
-          CHECK(engine.counters().requests_standing.get() - standing >= kEnough);
-        }
-      }
+    const std::vector<int> counts = all_alone(hosts.ranks) ? std::vector{900, 200'003} : std::vector{900};
+    on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+      for (const int count : counts) check_bits(rank, engine, count);
     });
   }
 }
 
 TEST_CASE("where there are more names than trays, the others are agreed on; trays are used again") {
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{2}, {2, 1}}) {
+  for (const auto& [hosts, least] : std::vector<Case>{{hosts_with({2}), 1}, {hosts_with({2, 1}), 1}, {hosts_with({1, 1}), kByLane}}) {
     const RankGroup group(hosts);
-    on_all_ranks(group, {}, [](int, Engine& engine) {
+    on_all_ranks(group, {}, [first = least](int, Engine& engine) {
       constexpr int kNames = Trays::kTrays + 4;
       for (int time = 0; time < 4; ++time) {
         // Another size each time: that ends the orders of the last one, on whose trays the new ones' letters then lie.
-        const auto count = static_cast<size_t>(1 + 40 * (time % 2));
+        const size_t count = first + (time % 2 == 0 ? 0 : 40);
         for (int name = 0; name < kNames; ++name) reduce(engine, "x" + std::to_string(name), kEnough, count);
         const uint64_t standing = engine.counters().requests_standing.get();
         for (int round = 0; round < 10; ++round) {
@@ -196,19 +229,19 @@ TEST_CASE("who sleeps under an order is woken by the last letter") {
 }
 
 TEST_CASE("a name changes its shape under an order: together, or as an error on all ranks") {
-  for (const std::vector<int>& hosts : kThreeRanks) {
-    const RankGroup group(hosts);
-    on_all_ranks(group, {}, [](int rank, Engine& engine) {
+  for (const Case& each : with_counts(kThreeRanks)) {
+    const RankGroup group(each.hosts);
+    on_all_ranks(group, {}, [count = each.count](int rank, Engine& engine) {
       for (int time = 0; time < 5; ++time) {
-        reduce(engine, "x", kEnough + time, 10);
-        reduce(engine, "x", kEnough, 11);
+        reduce(engine, "x", kEnough + time, count);
+        reduce(engine, "x", kEnough, count + 1);
         // One rank differs; before or after the others, who may have sent their letters already.
-        std::vector<int64_t> data(rank == time % 3 ? 12 : 11, 1);
+        std::vector<int64_t> data(rank == time % 3 ? count + 2 : count + 1, 1);
         const auto request = sum_request("x", data);
         CHECK(engine.run(request, kPatience) == HVD_MISMATCH);
         CHECK_MESSAGE(request->error.find("'x'") != std::string::npos, request->error);
       }
-      reduce(engine, "x", 2 * kEnough);
+      reduce(engine, "x", 2 * kEnough, count);
     });
   }
 }
@@ -234,15 +267,15 @@ TEST_CASE("a name is pending once, also under an order") {
 }
 
 TEST_CASE("an order that nobody waits for ends, and one that is waited for again begins") {
-  for (const std::vector<int>& hosts : kTwoRanks) {
-    const RankGroup group(hosts);
-    on_all_ranks(group, {}, [](int, Engine& engine) {
+  for (const Case& each : with_counts(kTwoRanks)) {
+    const RankGroup group(each.hosts);
+    on_all_ranks(group, {}, [count = each.count](int, Engine& engine) {
       for (int time = 0; time < 3; ++time) {
-        reduce(engine, "x", kEnough);
-        CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough); }) == 0);
+        reduce(engine, "x", kEnough, count);
+        CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough, count); }) == 0);
         const auto without_waiting = [&] {
           for (int round = 0; round < StandingOrder::kUnwanted; ++round) {
-            std::vector<int64_t> data(10, 1);
+            std::vector<int64_t> data(count, 1);
             const auto request = sum_request("x", data);
             engine.submit(request);
             while (request->status.load() == HVD_PENDING) std::this_thread::yield();
@@ -257,7 +290,7 @@ TEST_CASE("an order that nobody waits for ends, and one that is waited for again
           ended = with_entries[0] == 2;
         }
         CHECK(ended);
-        CHECK(entries_during(engine, [&] { reduce(engine, "x", 3); }) >= 3);
+        CHECK(entries_during(engine, [&] { reduce(engine, "x", 3, count); }) >= 3);
       }
     });
   }
@@ -287,32 +320,33 @@ TEST_CASE("a step of many names keeps its few messages when one of them was redu
 }
 
 TEST_CASE("join ends orders, and what was sent under them counts") {
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}, {2}, {3}, {2, 1}}) {
+  for (const Case& each : with_counts({{1, 1}, {1, 1, 1}, {2}, {3}, {2, 1}})) {
     for (int early = 0; early < 2; ++early) {
-      const RankGroup group(hosts);
+      const RankGroup group(each.hosts);
+      const size_t count = each.count;
       on_all_ranks(group, {}, [&](int rank, Engine& engine) {
-        reduce(engine, "x", kEnough);
+        reduce(engine, "x", kEnough, count);
         const int n = engine.world().size;
         // Some have nothing more to do; the last rank has, and leaves one operation pending when it joins too.
         for (int more = 0; rank == n - 1 && more < 3; ++more) {
-          std::vector<int64_t> data(10, 7);
+          std::vector<int64_t> data(count, 7);
           REQUIRE(engine.run(sum_request("x", data), kPatience) == HVD_OK);
-          CHECK(data == std::vector<int64_t>(10, 7));
+          CHECK(data == std::vector<int64_t>(count, 7));
         }
-        std::vector<int64_t> left(10, 7);
+        std::vector<int64_t> left(count, 7);
         const auto pending = sum_request("y" + std::to_string(early), left);
         if (rank == n - 1) engine.submit(pending);
         CHECK(engine.run(join_request(), kPatience) == HVD_OK);
         if (rank == n - 1) CHECK(engine.wait(pending, kPatience) == HVD_OK);
-        reduce(engine, "x", 2 * kEnough);
+        reduce(engine, "x", 2 * kEnough, count);
         // Left pending under an order itself.
-        std::vector<int64_t> last(10, 5);
+        std::vector<int64_t> last(count, 5);
         const auto under_order = sum_request("x", last);
         if (rank == early) engine.submit(under_order);
         CHECK(engine.run(join_request(), kPatience) == HVD_OK);
         if (rank == early) {
           CHECK(engine.wait(under_order, kPatience) == HVD_OK);
-          CHECK(last == std::vector<int64_t>(10, 5));
+          CHECK(last == std::vector<int64_t>(count, 5));
         }
       });
     }
@@ -320,19 +354,19 @@ TEST_CASE("join ends orders, and what was sent under them counts") {
 }
 
 TEST_CASE("orders of process sets that come and go") {
-  for (const std::vector<int>& hosts : kThreeRanks) {
-    const RankGroup group(hosts);
-    on_all_ranks(group, {}, [](int rank, Engine& engine) {
+  for (const Case& each : with_counts(kThreeRanks)) {
+    const RankGroup group(each.hosts);
+    on_all_ranks(group, {}, [count = each.count](int rank, Engine& engine) {
       for (int time = 0; time < 4; ++time) {
         const auto add = change_sets(HVD_ADD_PROCESS_SET, {0, 2});
         REQUIRE(engine.run(add, kPatience) == HVD_OK);
         const int set = add->value;
-        reduce(engine, "all", kEnough);
-        std::vector<int64_t> data(10, 1);
+        reduce(engine, "all", kEnough, count);
+        std::vector<int64_t> data(count, 1);
         const auto pending = sum_request("x", data, set);
         if (rank != 1) {
-          reduce(engine, "x", kEnough, 10, set);
-          CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough, 10, set); }) == 0);
+          reduce(engine, "x", kEnough, count, set);
+          CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough, count, set); }) == 0);
           // Odd: both leave one behind, which therefore ends; even: only one does.
           if (rank == 0 || time % 2 == 1) engine.submit(pending);
         }
@@ -358,14 +392,15 @@ TEST_CASE("a full cache ends orders without harm") {
 }
 
 TEST_CASE("who waits under an order for a rank that has left hears of it, and gets what it had sent before") {
-  const std::vector<std::vector<int>> layouts = {{1, 1}, {1, 1, 1}, {2}, {3}, {2, 1}};
+  const std::vector<Case> cases = with_counts({{1, 1}, {1, 1, 1}, {2}, {3}, {2, 1}});
   for (int round = 0; round < 60; ++round) {
-    const RankGroup group(layouts[static_cast<size_t>(round) % layouts.size()]);
-    const int n = group.size(), leaver = round / 5 % n;
+    const Case& each = cases[static_cast<size_t>(round) % cases.size()];
+    const RankGroup group(each.hosts);
+    const int n = group.size(), leaver = round / static_cast<int>(cases.size()) % n;
     on_all_ranks(group, {}, [&](int rank, Engine& engine) {
-      reduce(engine, "x", kEnough + round % 3);
+      reduce(engine, "x", kEnough + round % 3, each.count);
       if (rank == leaver) return;
-      std::vector<int64_t> data(10, 1);
+      std::vector<int64_t> data(each.count, 1);
       const auto request = sum_request("x", data);
       CHECK(try_to_run(engine, request) == HVD_SHUT_DOWN);
       // Of three, another one may have left because of it.
@@ -377,10 +412,10 @@ TEST_CASE("who waits under an order for a rank that has left hears of it, and ge
 }
 
 TEST_CASE("a stall under an order is told by the coordinator, with who is missing") {
-  for (const std::vector<int>& hosts : kThreeRanks) {
-    on_ranks_that_stall(RankGroup(hosts), [](int rank, Engine& engine) {
-      reduce(engine, "x", kEnough);
-      std::vector<int64_t> data(10, 1);
+  for (const Case& each : with_counts(kThreeRanks)) {
+    on_ranks_that_stall(RankGroup(each.hosts), [count = each.count](int rank, Engine& engine) {
+      reduce(engine, "x", kEnough, count);
+      std::vector<int64_t> data(count, 1);
       const auto request = sum_request("x", data);
       if (rank != 1) {
         CHECK(engine.run(request, kPatience) == HVD_STALLED);
@@ -392,14 +427,35 @@ TEST_CASE("a stall under an order is told by the coordinator, with who is missin
 }
 
 TEST_CASE("a job that stops for another reason fails what waits under an order") {
-  for (const std::vector<int>& hosts : kTwoRanks) {
-    on_ranks_that_stall(RankGroup(hosts), [](int rank, Engine& engine) {
-      reduce(engine, "x", kEnough);
-      reduce(engine, "y", kEnough);
+  for (const Case& each : with_counts(kTwoRanks)) {
+    on_ranks_that_stall(RankGroup(each.hosts), [count = each.count](int rank, Engine& engine) {
+      reduce(engine, "x", kEnough, count);
+      reduce(engine, "y", kEnough, count);
       // Each waits for what the other one does not submit.
-      std::vector<int64_t> data(10, 1);
+      std::vector<int64_t> data(count, 1);
       const auto request = sum_request(rank == 0 ? "x" : "y", data);
       CHECK(engine.run(request, kPatience) == HVD_STALLED);
     });
+  }
+}
+
+TEST_CASE("a job that stops in the middle of a round lets go of its memory") {
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
+    for (int time = 0; time < 4; ++time) {
+      on_ranks_that_stall(RankGroup(hosts), [](int rank, Engine& engine) {
+        std::vector<int64_t> alone(kSmall, 1);
+        const auto stalled = sum_request("of rank 0", alone);
+        if (rank == 0) engine.submit(stalled);
+        hvd_status status = HVD_OK;
+        while (status == HVD_OK) {
+          std::vector<int64_t> data(kManyPieces, 1);
+          const auto request = sum_request("x", data);
+          status = try_to_run(engine, request);
+          // What is still on its way must not be read from where it was, nor written there.
+          if (status == HVD_OK) REQUIRE(data.back() == engine.world().size);
+        }
+        CHECK(status == HVD_STALLED);
+      });
+    }
   }
 }
