@@ -23,7 +23,7 @@ struct OrderRound {
   uint64_t letter = 0;  // its number there
 };
 // Where every member is alone on its host: each folds a part.
-Task allreduce_by_parts(const Group& group, const Batch& batch, const OrderRound& round = {});
+Task allreduce_by_parts(const Group& group, const Batch& batch, OrderRound round = {});
 Task allreduce_by_letters(const Group& group, const Batch& batch, const OrderRound& round);
 // The same for the other collectives, where all members share a host.
 Task run_by_letters(const Group& group, const Batch& batch, const OrderRound& round);

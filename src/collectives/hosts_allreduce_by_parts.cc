@@ -199,7 +199,7 @@ class PartsExchange {
 
 }  // namespace
 
-Task allreduce_by_parts(const Group& group, const Batch& batch, const OrderRound& round) {
+Task allreduce_by_parts(const Group& group, const Batch& batch, OrderRound round) {
   PartsExchange exchange(group, batch, round);
   constexpr size_t kAhead = PartsExchange::kAhead, kBuffers = PartsExchange::kBuffers;
   const size_t pieces = exchange.pieces();
