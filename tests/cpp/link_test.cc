@@ -294,6 +294,45 @@ TEST_CASE("letters arrive whole and in order, beside what the lanes carry") {
   }
 }
 
+TEST_CASE("a lane's memory is let go of in the middle of a transfer, and other lanes go on") {
+  for (const bool encrypted : plain_and_encrypted()) {
+    CAPTURE(encrypted);
+    const Pair pair(encrypted);
+    const int little = 64 << 10;  // so that much of it waits in the link
+    for (const Link* const link : {pair.a.get(), pair.b.get()}) {
+      REQUIRE(setsockopt(link->wire().fd(), SOL_SOCKET, SO_SNDBUF, &little, sizeof little) == 0);
+      REQUIRE(setsockopt(link->wire().fd(), SOL_SOCKET, SO_RCVBUF, &little, sizeof little) == 0);
+    }
+    constexpr int kLane = FrameHeader::kLanes - 1;
+    const std::vector<std::byte> bulk = some_bytes(8 << 20, 1);
+    auto sent = std::make_unique<std::vector<std::byte>>(bulk);
+    auto received = std::make_unique<std::vector<std::byte>>(bulk.size());
+    pair.a->send(kLane, sent->data(), sent->size());
+    pair.b->receive(kLane, received->data(), received->size());
+    while (pair.b->received(kLane).load() < 300'000) pair.move();
+    pair.a->write();
+    REQUIRE(pair.a->blocked());
+    pair.a->let_go(kLane);
+    sent.reset();
+    const uint64_t before = pair.b->received(kLane).load();
+    while (pair.b->received(kLane).load() == before) pair.move();
+    const auto came = static_cast<ptrdiff_t>(pair.b->received(kLane).load());
+    CHECK(std::equal(received->begin(), received->begin() + came, bulk.begin()));
+    pair.b->let_go(kLane);
+    received.reset();
+    // Both ways, so that all that was on its way comes as well.
+    std::vector<std::byte> there(bulk.size()), back(bulk.size());
+    pair.a->send(1, bulk.data(), bulk.size());
+    pair.b->receive(1, there.data(), there.size());
+    pair.b->send(1, bulk.data(), bulk.size());
+    pair.a->receive(1, back.data(), back.size());
+    while (pair.b->received(1).load() < bulk.size() || pair.a->received(1).load() < bulk.size()) pair.move();
+    CHECK(there == bulk);
+    CHECK(back == bulk);
+    CHECK(pair.b->received(kLane).load() == static_cast<uint64_t>(came));
+  }
+}
+
 TEST_CASE("a connection that is read directly again and again is watched only when somebody listens") {
   Counters counters;
   const auto [end, peer] = tcp_pair();
