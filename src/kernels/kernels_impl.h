@@ -132,6 +132,11 @@ inline void copy_vectors(void* dst_pointer, const void* src_pointer, size_t byte
 // hundreds of streams at once would be too many for the prefetcher.
 inline constexpr size_t kAccumulatorBytes = 4096;
 
+// Of two sources what comes soon is fetched: processors do that by themselves, but stop at the end of a page. (What is
+// fetched beyond the end of an array does no harm.)
+inline constexpr size_t kCacheLine = 64, kPrefetchBytes = 2048;
+static_assert(kCacheLine % kVectorBytes == 0);
+
 template <Fold fold, typename Format, typename End>
 inline void fold_block(char* dst, const char* const* sources, int n_sources, size_t offset, size_t bytes,
                        const End& end) {
@@ -186,9 +191,16 @@ inline void fold_sources(char* dst, const char* const* sources, int n_sources, s
   } else if (n_sources == 2) {
     const char* first = sources[0];
     const char* second = sources[1];
-    for (size_t at = 0; at < whole; at += kVectorBytes) {
+    const auto fold_vector = [&](size_t at) {
       Format::store(dst + at, end(combine<fold, Format>(Format::load(first + at), Format::load(second + at))));
+    };
+    size_t at = 0;
+    for (; at + kCacheLine <= whole; at += kCacheLine) {
+      __builtin_prefetch(first + at + kPrefetchBytes);
+      __builtin_prefetch(second + at + kPrefetchBytes);
+      for (size_t vector = 0; vector < kCacheLine; vector += kVectorBytes) fold_vector(at + vector);
     }
+    for (; at < whole; at += kVectorBytes) fold_vector(at);
   } else {
     constexpr size_t kBlockBytes = kAccumulatorBytes / sizeof(typename Format::Wide) * kVectorBytes;
     for (size_t at = 0; at < whole; at += kBlockBytes) {
