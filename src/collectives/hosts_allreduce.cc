@@ -46,15 +46,17 @@ constexpr size_t kGatherBytesOfTwo = 512 << 10;
 // How many chunks lie between two stages: so many a rank can do at a stretch, before it has to wait for others.
 constexpr size_t kApart = 2;
 static_assert(3 * kApart < Channel::kSlots);
-constexpr size_t kLeastChunk = 32 << 10;
+// The first and the last chunk; of much, where a few chunks more make no difference.
+constexpr size_t kMuch = 1 << 20, kLeastChunk = 32 << 10, kLeastChunkOfMuch = 16 << 10;
 
 // Where chunks begin, and the end of the last. They grow and shrink again: so the first bytes leave early, and little
 // is left to do when the last ones have come.
 std::vector<size_t> cut_into_chunks(size_t bytes) {
   std::vector<size_t> ends{0};
-  size_t most = kLeastChunk;
+  const size_t least = bytes < kMuch ? kLeastChunk : kLeastChunkOfMuch;
+  size_t most = least;
   for (size_t left = bytes; left > 0; most = std::min(2 * most, Channel::kChunkBytes)) {
-    const size_t chunk = std::min(left, std::clamp(left / 2 / kLine * kLine, kLeastChunk, most));
+    const size_t chunk = std::min(left, std::clamp(left / 2 / kLine * kLine, least, most));
     ends.push_back(ends.back() + chunk);
     left -= chunk;
   }
