@@ -66,6 +66,7 @@ def time_action(
     after: Callable[[int], None],
     gate: Gate,
     iterations: range,
+    *,
     gated: bool,
     pause: float = 0.0,
 ) -> tuple[list[int], list[int], float]:

@@ -97,7 +97,7 @@ class Rank:
         self._iteration += iterations
         actions = self._actions
         action, after = actions.action(way), actions.after(way)
-        starts, ends, cpu = time_action(action, after, self._gate, numbers, actions.gated, self._pause)
+        starts, ends, cpu = time_action(action, after, self._gate, numbers, gated=actions.gated, pause=self._pause)
         return {"starts": starts, "ends": ends, "gated": actions.gated, "cpu": cpu}
 
     def _wait(self, way: str, late: int, seconds: float) -> Message:

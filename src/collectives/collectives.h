@@ -21,6 +21,8 @@ struct OrderRound {
   uint64_t number = 0;  // 1, 2, ...
   int tray = -1;        // where members share a host, or use a lane; else -1
   uint64_t letter = 0;  // its number there
+  bool by_lane = false;
+  bool* begun_by_all = nullptr;  // of one by a lane: set when the letters of all others have come
 };
 // Where every member is alone on its host: each folds a part.
 Task allreduce_by_parts(const Group& group, const Batch& batch, OrderRound round = {});

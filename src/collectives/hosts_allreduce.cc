@@ -7,6 +7,8 @@
 //   reduce     it folds what the hosts have sent, in the order of hosts
 //   spread     it publishes the result, and every member copies all slices out
 //
+// In each round of the pipeline what lies there is spread before new bytes are waited for.
+//
 // All hosts cut a chunk into as many slices as the host with the fewest members has members; place p owns slice p.
 //
 // How owners exchange a slice over H hosts:
@@ -68,7 +70,11 @@ enum class Way { kGather, kScatter, kRing };
 class Exchange {
  public:
   Exchange(const Group& group, const Batch& batch, bool ring)
-      : group_(group), channel_(group.channel()), batch_(batch), arithmetic_(batch, group.size()), ends_(cut_into_chunks(batch.bytes())) {
+      : group_(group),
+        channel_(group.channel()),
+        batch_(batch),
+        arithmetic_(batch, group.size()),
+        ends_(cut_into_chunks(batch.bytes())) {
     const bool small = batch.bytes() <= kGatherBytes;
     way_ = ring ? Way::kRing : small || group.hosts() == 2 ? Way::kGather : Way::kScatter;
     owners_ = small ? 1 : group.size();
@@ -248,7 +254,7 @@ Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring) {
     if (t >= kApart && t - kApart < chunks && owns) {
       for (int m = 0; m < channel.size(); ++m) co_await channel.published(m, exchange.number(t - kApart));
       exchange.begin(t - kApart);
-      // The first ones leave at once.
+      // Small ones, as the first are, leave at once.
       if (exchange.bytes(t - kApart) < Channel::kChunkBytes) co_await LetOthers{};
     }
     if (t >= 3 * kApart && t - 3 * kApart < chunks) {

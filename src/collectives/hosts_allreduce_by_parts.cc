@@ -63,9 +63,7 @@ class PartsExchange {
       if (talks_to(h)) link(h).post(round_.order, payload_of(0, h), piece(h, 0).bytes());
     }
   }
-  Until letter_from(int h) {
-    return {{&link(h).boxes().arrived(round_.order), round_.number, link(h).rank(), 0}};
-  }
+  Until letter_from(int h) { return {{&link(h).boxes().arrived(round_.order), round_.number, link(h).rank(), 0}}; }
   // With that of all others.
   void take_letters() {
     for (int h = 0; h < group_.hosts(); ++h) {
@@ -181,9 +179,7 @@ class PartsExchange {
   std::byte* outgoing(size_t p, int h) const {
     return incoming(p, h) + kBuffers * static_cast<size_t>(group_.hosts()) * piece_;
   }
-  Stream peer(int h) const {
-    return by_order() ? group_.stream_of_order(h, 0, round_.tray) : group_.stream(h, 0);
-  }
+  Stream peer(int h) const { return by_order() ? group_.stream_of_order(h, 0, round_.tray) : group_.stream(h, 0); }
   Link& link(int h) const { return *group_.link(group_.members(h).front()); }
 
   const Group& group_;
@@ -209,6 +205,7 @@ Task allreduce_by_parts(const Group& group, const Batch& batch, OrderRound round
       if (exchange.talks_to(h)) co_await exchange.letter_from(h);
     }
     exchange.take_letters();
+    *round.begun_by_all = true;
   }
   for (size_t p = 0; p < std::min(pieces + kAhead, kBuffers); ++p) exchange.expect(p);
   for (size_t t = 0; t < pieces + kAhead; ++t) {
@@ -221,6 +218,7 @@ Task allreduce_by_parts(const Group& group, const Batch& batch, OrderRound round
       if (p + kBuffers < pieces + kAhead) exchange.expect(p + kBuffers);
     }
     if (t < pieces && (t > 0 || !exchange.by_order())) exchange.send(t);
+    if (t == 1 && exchange.by_order()) co_await LetOthers{};  // it leaves before the first fold
     if (t >= kAhead && t + 1 < pieces + kAhead) co_await LetOthers{};
   }
   for (int h = 0; h < group.hosts(); ++h) {

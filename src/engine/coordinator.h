@@ -202,7 +202,7 @@ class Coordinator final : private HostDesk::Listener {
   void consider_order(uint32_t id, bool alone_and_wanted);
   bool may_stand(uint32_t id) const;
   bool shares_hosts(int set) const;
-  uint64_t longest_letter(const Name& name) const;
+  uint64_t most_bytes(const Name& name) const;
   bool needs_tray(const Name& name) const;
   int free_tray() const;
   void end_order(Name& name);

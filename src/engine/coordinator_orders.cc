@@ -9,7 +9,7 @@ namespace {
 
 // So many times in a row a name must have been run alone, with somebody waiting for it.
 constexpr int kRounds = 8;
-// Everybody sends to everybody, and folds what all have sent: that is quick while members are few and payloads small.
+// Everybody sends to everybody, and folds what all have sent: that is quick while members are few.
 constexpr size_t kMostMembers = 8;
 // Of several members on several hosts: each host's values go over the cable once for each pair of members.
 constexpr uint64_t kMixedBytes = 4 << 10;
@@ -43,7 +43,7 @@ bool Coordinator::may_stand(uint32_t id) const {
   const size_t members = sets_[static_cast<size_t>(name.key.set)].size();
   // How many rows there are only the members know: who has too many says so.
   const bool small =
-      moves_rows(name.meta.op) ? !unfit_.contains(name.key) : name.bytes > 0 && name.bytes <= longest_letter(name);
+      moves_rows(name.meta.op) ? !unfit_.contains(name.key) : name.bytes > 0 && name.bytes <= most_bytes(name);
   const bool few = members >= 2 && members <= kMostMembers && orders_.size() < kMostOrders;
   const bool one_host = hosts_of_set_[static_cast<size_t>(name.key.set)].size() == 1;
   const hvd_op op = name.meta.op;
@@ -62,8 +62,8 @@ bool Coordinator::needs_tray(const Name& name) const {
   return shares_hosts(name.key.set) || goes_by_lane(sets_[set].size(), hosts_of_set_[set].size(), name.bytes);
 }
 
-// Or the most bytes that begin with one.
-uint64_t Coordinator::longest_letter(const Name& name) const {
+// Of an operation that is worth an order.
+uint64_t Coordinator::most_bytes(const Name& name) const {
   const int set = name.key.set;
   const size_t hosts = hosts_of_set_[static_cast<size_t>(set)].size();
   if (hosts == 1) return longest_letter_on_host(name.meta.op, segment_->crowded());

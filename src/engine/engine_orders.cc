@@ -50,7 +50,8 @@ void Engine::begin_rounds() {
     request->logged = true;
     ++order.rounds;
     letter_is_near_ = !network_.empty() && !order.by_lane;
-    executor_.add_to_order({request->order, order.rounds, order.tray, order.letters + order.rounds}, request);
+    executor_.add_to_order({request->order, order.rounds, order.tray, order.letters + order.rounds, order.by_lane},
+                           request);
     return true;
   });
 }
@@ -181,7 +182,7 @@ void Engine::look_after_orders() {
   const Nanoseconds now = settings_.now(), patience = patience_of_orders(settings_);
   for (auto& [number, order] : orders_) {
     const Nanoseconds age = now - order.last_round;
-    const bool waits = patience > 0 && age >= patience && executor_.has_round(number);
+    const bool waits = patience > 0 && age >= patience && executor_.waits_for_letters(number);
     const bool idle = order.looks_for_idle && age >= StandingOrder::kIdle && !executor_.has_round(number);
     if (!waits && !idle) continue;
     const std::lock_guard lock(mutex_);

@@ -90,7 +90,7 @@ bool Engine::batches_are_stuck() {
     stuck_at_ = network_.link_moves();
   }
   // A round of a standing order may wait for somebody who was never going to submit it.
-  if (executor_.only_rounds() && now - stuck_since_ >= kLastWords) return true;
+  if (executor_.only_waits_for_letters() && now - stuck_since_ >= kLastWords) return true;
   return static_cast<double>(now - stuck_since_) * 1e-9 >= settings_.heartbeat_timeout;
 }
 

@@ -1,7 +1,5 @@
 #include "engine/executor.h"
 
-#include "engine/standing_orders.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <iterator>
@@ -77,9 +75,8 @@ Task Executor::start(const Job& job) {
   const Batch& batch = job.batch;
   if (job.round.order != 0) {
     if (batch.op != HVD_ALLREDUCE) return run_by_letters(group, batch, job.round);
-    const auto members = static_cast<size_t>(group.size()), hosts = static_cast<size_t>(group.hosts());
-    return goes_by_lane(members, hosts, batch.bytes()) ? allreduce_by_parts(group, batch, job.round)
-                                                       : allreduce_by_letters(group, batch, job.round);
+    return job.round.by_lane ? allreduce_by_parts(group, batch, job.round)
+                             : allreduce_by_letters(group, batch, job.round);
   }
   Channel& channel = group.channel();
   const bool one_host = group.hosts() == 1;
@@ -112,6 +109,7 @@ void Executor::add_to_order(const OrderRound& round, std::shared_ptr<Request> re
   one.push_back(std::move(request));
   std::unique_ptr<Job> job = make_job(set, std::move(one));
   job->round = round;
+  job->round.begun_by_all = &job->begun_by_all;
   rounds_[round.order] = std::move(job);
 }
 
@@ -221,6 +219,16 @@ bool Executor::idle() const { return rounds_.empty() && only_rounds(); }
 
 std::weak_ptr<const void> Executor::all_so_far() { return std::exchange(era_, new_era()); }
 
+bool Executor::waits_for_letters(uint64_t order) const {
+  const auto round = rounds_.find(order);
+  return round != rounds_.end() && !round->second->begun_by_all;
+}
+
+bool Executor::only_waits_for_letters() const {
+  return only_rounds() &&
+         std::none_of(rounds_.begin(), rounds_.end(), [](const auto& round) { return round.second->begun_by_all; });
+}
+
 bool Executor::only_rounds() const {
   return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.queue.empty(); });
 }
@@ -228,7 +236,7 @@ bool Executor::only_rounds() const {
 const Wait* Executor::only_wait() const {
   if (rounds_.size() != 1 || !only_rounds()) return nullptr;
   const Job& job = *rounds_.begin()->second;
-  return job.started ? &job.task.wait() : nullptr;
+  return job.started && !job.round.by_lane ? &job.task.wait() : nullptr;
 }
 
 bool Executor::can_move(const Job& job) const {

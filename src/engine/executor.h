@@ -51,9 +51,10 @@ class Executor {
   bool idle() const;
   // Expires when all that has been added up to now has ended, whatever is added later.
   std::weak_ptr<const void> all_so_far();
-  // Whether nothing but rounds of standing orders runs.
-  bool only_rounds() const;
-  // What the only batch waits for, if that is a round of a standing order; otherwise null.
+  // Whether a round of a standing order runs that somebody may never take part in; and nothing else.
+  bool waits_for_letters(uint64_t order) const;
+  bool only_waits_for_letters() const;
+  // What the only batch waits for, if that is a round of a standing order by nothing but letters; otherwise null.
   const Wait* only_wait() const;
   // Whether poll() would move something.
   bool can_move() const;
@@ -71,6 +72,7 @@ class Executor {
     bool started = false;
     int set = 0;
     OrderRound round;  // none: a batch of the log
+    bool begun_by_all = false;
   };
   struct Lane {
     std::unique_ptr<Group> group;  // null where this rank is not a member
@@ -86,6 +88,8 @@ class Executor {
   bool advance_rounds();
   Step advance(Job& job, std::exception_ptr& error);
   bool can_move(const Job& job) const;
+  // Whether no batch of the log runs.
+  bool only_rounds() const;
   Task start(const Job& job);
 
   const World& world_;

@@ -1,4 +1,4 @@
-// Standing orders: small operations without agreement.
+// Standing orders: operations without agreement.
 //
 // Agreement costs two waits, for "ready" and for the log, before the data cost theirs: each of them a trip between
 // hosts, and among ranks that share cores a turn on the processor. For a name that is run again and again, alone, while
@@ -73,8 +73,8 @@ inline uint64_t longest_letter_on_host(hvd_op op, bool crowded) {
   return op == HVD_BROADCAST ? 64 << 10 : 32 << 10;
 }
 
-// Between members that are alone on their hosts: the most bytes of a sum, and those of one of which nothing but letters
-// goes over the network.
+// Between members that are alone on their hosts: the most bytes of a sum, and of one that goes by letters alone.
+static_assert(Trays::kMostBytes == LetterBoxes::kMostBytes);
 constexpr uint64_t kLongestSumByLane = 16 << 20;
 inline uint64_t longest_letter_to_hosts(size_t hosts) { return LetterBoxes::kMostBytes / (hosts - 1); }
 // Whether a round of such a sum begins with letters and goes on over a lane of its own.
@@ -88,7 +88,7 @@ struct StandingOrder {
   static constexpr Nanoseconds kIdle = 60'000'000'000;
   static constexpr Nanoseconds kMostPatience = 5'000'000'000;
 
-  int tray = -1;                // where the letters of those on one host lie, or whose lane the rest goes over
+  int tray = -1;  // where the letters of those on one host lie, or whose lane the rest goes over
   bool by_lane = false;
   uint64_t letters = 0;         // that were written there before
   bool looks_for_idle = false;  // we are its first member

@@ -17,7 +17,7 @@ constexpr size_t kFramesPerWrite = 32;
 // A frame of up to so many bytes is copied together: the kernel has less to do for one place than for two.
 constexpr size_t kWriteAsOne = 1 << 10;
 // A credit is worth a frame only when it lets the sender go on for a while; up to half of the window it waits for what
-// is sent anyway. Who has used all of the window gets one at the latest when all of that has been received.
+// is sent anyway. Who has used all of the window gets one when half of it has been received.
 constexpr uint64_t kCreditStep = Link::kWindow / 4, kUrgentCredit = Link::kWindow / 2;
 
 }  // namespace
@@ -88,11 +88,7 @@ void Link::let_go(int lane_id) {
 
 // Turns what may be sent into frames, one per lane and turn.
 void Link::fill_frames() {
-  for (const int lane_id : std::exchange(crediting_, {})) {
-    Lane& lane = at(lane_id);
-    lane.credited = lane.received.load();
-    outgoing_.push_back({{FrameHeader::kCredit, static_cast<uint32_t>(lane_id), 0, lane.credited}, nullptr, 0});
-  }
+  frame_credits(kUrgentCredit);
   size_t turn = 0;
   while (outgoing_.size() < kFramesPerWrite && turn < sending_.size()) {
     const int lane_id = sending_[turn];
@@ -114,6 +110,19 @@ void Link::fill_frames() {
                 sending_.end());
     if (lane.out.empty()) sending_.pop_back();
   }
+  if (!outgoing_.empty()) frame_credits(kCreditStep);
+}
+
+// Turns credits of at least so many bytes into frames.
+void Link::frame_credits(uint64_t least) {
+  std::erase_if(crediting_, [&](int lane_id) {
+    Lane& lane = at(lane_id);
+    const uint64_t received = lane.received.load();
+    if (received - lane.credited < least) return false;
+    lane.credited = received;
+    outgoing_.push_back({{FrameHeader::kCredit, static_cast<uint32_t>(lane_id), 0, received}, nullptr, 0});
+    return true;
+  });
 }
 
 // Gives the socket as many frames as one system call may take.

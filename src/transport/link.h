@@ -1,13 +1,14 @@
 // One TCP connection to a rank on another host, plain or encrypted (wire.h).
 //
-// Words. A link carries *lanes*, one per process set and some for standing orders: each is an ordered stream of bytes in each direction, without boundaries.
-// Both ends run the same collective on the same lane, so both know how many bytes come next and where they belong.
+// Words. A link carries *lanes*, one per process set and some for standing orders: each is an ordered stream of bytes
+// in each direction, without boundaries. Both ends run the same collective on the same lane, so both know how many
+// bytes come next and where they belong.
 //
 // On the wire there are frames: a header, and for kData its bytes. Frames of different lanes take turns, and a lane may
 // be at most kWindow bytes ahead of what its receiver has asked for. So what comes early fits into kWindow of memory,
 // every socket is always read to its end, and a lane that nobody looks at can't hold up another one.
 //
-// Beside the lanes go letters (letter_boxes.h), whole and without credit: there are few of them, and they are small.
+// Beside the lanes go letters (letter_boxes.h), whole and without credit: there are few of them, at most two for a box.
 //
 // Nothing is copied on the way out, nor on the way in if receive() was called before the bytes came. (TLS has its own
 // buffers, and encrypts from and decrypts to the places of large payloads.) Memory given to
@@ -121,6 +122,7 @@ class Link {
 
   Lane& at(int lane);
   void fill_frames();
+  void frame_credits(uint64_t least);
   ssize_t write_frames();
   void give_credit(int lane_id, Lane& lane);
   void touch();

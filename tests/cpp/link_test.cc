@@ -294,6 +294,33 @@ TEST_CASE("letters arrive whole and in order, beside what the lanes carry") {
   }
 }
 
+TEST_CASE("credits are few, and who is early gets one as soon as it is asked for its bytes") {
+  Pair pair;
+  const std::vector<std::byte> bulk = some_bytes(8 << 20, 1);
+  std::vector<std::byte> received(bulk.size());
+  const uint64_t data_frames = bulk.size() / FrameHeader::kMostBytes;
+  pair.a->send(0, bulk.data(), bulk.size());
+  pair.b->receive(0, received.data(), received.size());
+  while (pair.b->received(0).load() < bulk.size()) pair.move();
+  CHECK(pair.counters.net_frames_out.get() - data_frames <= bulk.size() / (Link::kWindow / 2));
+  // Both ways they ride with data.
+  const uint64_t before = pair.counters.net_bytes_out.get();
+  std::vector<std::byte> back(bulk.size());
+  for (Link* const link : {pair.a.get(), pair.b.get()}) link->send(1, bulk.data(), bulk.size());
+  pair.a->receive(1, back.data(), back.size());
+  pair.b->receive(1, received.data(), received.size());
+  while (pair.b->received(1).load() < bulk.size() || pair.a->received(1).load() < bulk.size()) pair.move();
+  CHECK(pair.counters.net_bytes_out.get() > before + 2 * bulk.size());
+  // All of the window comes early, and nobody has asked for it.
+  pair.a->send(2, bulk.data(), bulk.size());
+  for (int i = 0; i < 100; ++i) pair.move();
+  for (Link* const link : std::exchange(pair.shared.dirty, {})) link->clean();
+  pair.b->receive(2, received.data(), received.size());
+  CHECK(pair.shared.dirty == std::vector<Link*>{pair.b.get()});
+  while (pair.b->received(2).load() < bulk.size()) pair.move();
+  CHECK(received == bulk);
+}
+
 TEST_CASE("a lane's memory is let go of in the middle of a transfer, and other lanes go on") {
   for (const bool encrypted : plain_and_encrypted()) {
     CAPTURE(encrypted);

@@ -37,7 +37,8 @@ struct Case {
   HostOf hosts;
   size_t count;
 };
-std::vector<Case> with_counts(const std::vector<std::vector<int>>& layouts, const std::vector<size_t>& by_lane = {kByLane}) {
+std::vector<Case> with_counts(const std::vector<std::vector<int>>& layouts,
+                              const std::vector<size_t>& by_lane = {kByLane}) {
   std::vector<Case> cases;
   for (const std::vector<int>& each : layouts) {
     const HostOf hosts = hosts_with(each);
@@ -101,8 +102,7 @@ void check_bits(int rank, Engine& engine, int count) {
         auto request = sum_request("x" + std::to_string(count) + std::to_string(dtype) + std::to_string(op), data);
         std::vector<uint16_t> halves;
         if (half) {
-          for (const float value : data)
-            halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
+          for (const float value : data) halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
           request->input = request->output = halves.data();
         }
         request->meta.dtype = dtype;
@@ -196,7 +196,8 @@ TEST_CASE("the bits are the same with and without an order") {
 }
 
 TEST_CASE("where there are more names than trays, the others are agreed on; trays are used again") {
-  for (const auto& [hosts, least] : std::vector<Case>{{hosts_with({2}), 1}, {hosts_with({2, 1}), 1}, {hosts_with({1, 1}), kByLane}}) {
+  for (const auto& [hosts, least] :
+       std::vector<Case>{{hosts_with({2}), 1}, {hosts_with({2, 1}), 1}, {hosts_with({1, 1}), kByLane}}) {
     const RankGroup group(hosts);
     on_all_ranks(group, {}, [first = least](int, Engine& engine) {
       constexpr int kNames = Trays::kTrays + 4;
@@ -379,6 +380,28 @@ TEST_CASE("orders of process sets that come and go") {
   }
 }
 
+TEST_CASE("a large and a small sum under orders at the same time") {
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}, {1, 1, 1, 1}}) {
+    const RankGroup group(hosts);
+    on_all_ranks(group, {}, [](int rank, Engine& engine) {
+      reduce(engine, "large", kEnough, kManyPieces);
+      reduce(engine, "small", kEnough);
+      const auto at_once = [&] {
+        for (int round = 0; round < 30; ++round) {
+          std::vector<int64_t> data(kManyPieces, rank + round);
+          const auto large = sum_request("large", data);
+          engine.submit(large, true);
+          reduce(engine, "small", round % 3);
+          REQUIRE(engine.wait(large, kPatience) == HVD_OK);
+          const int n = engine.world().size;
+          REQUIRE(data == std::vector<int64_t>(kManyPieces, n * round + n * (n - 1) / 2));
+        }
+      };
+      CHECK(entries_during(engine, at_once) == 0);
+    });
+  }
+}
+
 TEST_CASE("a full cache ends orders without harm") {
   for (const std::vector<int>& hosts : kTwoRanks) {
     const RankGroup group(hosts, {}, 8);
@@ -452,8 +475,8 @@ TEST_CASE("a job that stops in the middle of a round lets go of its memory") {
           std::vector<int64_t> data(kManyPieces, 1);
           const auto request = sum_request("x", data);
           status = try_to_run(engine, request);
-          // What is still on its way must not be read from where it was, nor written there.
           if (status == HVD_OK) REQUIRE(data.back() == engine.world().size);
+          // Its memory goes now: ASan finds who still reads or writes it.
         }
         CHECK(status == HVD_STALLED);
       });
