@@ -16,9 +16,8 @@ constexpr size_t kReadInPlace = 16 << 10;
 constexpr size_t kFramesPerWrite = 32;
 // A frame of up to so many bytes is copied together: the kernel has less to do for one place than for two.
 constexpr size_t kWriteAsOne = 1 << 10;
-// A credit is worth a frame only when it lets the sender go on for a while; up to half of the window it waits for what
-// is sent anyway. Who has used all of the window gets one when half of it has been received.
-constexpr uint64_t kCreditStep = Link::kWindow / 4, kUrgentCredit = Link::kWindow / 2;
+// A credit is worth a frame only when it lets the sender go on for a while.
+constexpr uint64_t kCreditStep = Link::kWindow / 4;
 
 }  // namespace
 
@@ -88,7 +87,11 @@ void Link::let_go(int lane_id) {
 
 // Turns what may be sent into frames, one per lane and turn.
 void Link::fill_frames() {
-  frame_credits(kUrgentCredit);
+  for (const int lane_id : std::exchange(crediting_, {})) {
+    Lane& lane = at(lane_id);
+    lane.credited = lane.received.load();
+    outgoing_.push_back({{FrameHeader::kCredit, static_cast<uint32_t>(lane_id), 0, lane.credited}, nullptr, 0});
+  }
   size_t turn = 0;
   while (outgoing_.size() < kFramesPerWrite && turn < sending_.size()) {
     const int lane_id = sending_[turn];
@@ -110,19 +113,6 @@ void Link::fill_frames() {
                 sending_.end());
     if (lane.out.empty()) sending_.pop_back();
   }
-  if (!outgoing_.empty()) frame_credits(kCreditStep);
-}
-
-// Turns credits of at least so many bytes into frames.
-void Link::frame_credits(uint64_t least) {
-  std::erase_if(crediting_, [&](int lane_id) {
-    Lane& lane = at(lane_id);
-    const uint64_t received = lane.received.load();
-    if (received - lane.credited < least) return false;
-    lane.credited = received;
-    outgoing_.push_back({{FrameHeader::kCredit, static_cast<uint32_t>(lane_id), 0, received}, nullptr, 0});
-    return true;
-  });
 }
 
 // Gives the socket as many frames as one system call may take.
@@ -253,10 +243,9 @@ uint64_t Link::receive(int lane_id, std::byte* into, size_t bytes) {
 }
 
 void Link::give_credit(int lane_id, Lane& lane) {
-  const uint64_t due = lane.received.load() - lane.credited;
-  if (due < kCreditStep || end_ != End::kNone) return;
+  if (lane.received.load() - lane.credited < kCreditStep || end_ != End::kNone) return;
   if (std::find(crediting_.begin(), crediting_.end(), lane_id) == crediting_.end()) crediting_.push_back(lane_id);
-  if (due >= kUrgentCredit) touch();
+  touch();
 }
 
 void Link::lose(const std::string& why) {

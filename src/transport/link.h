@@ -122,7 +122,6 @@ class Link {
 
   Lane& at(int lane);
   void fill_frames();
-  void frame_credits(uint64_t least);
   ssize_t write_frames();
   void give_credit(int lane_id, Lane& lane);
   void touch();
