@@ -196,8 +196,10 @@ class LimitTeam:
             buffers = min(4096, max(2, -(-self._footprint // size)))
             self._ask(f"{_LIMIT_COMMANDS[way]} {size} {buffers}")
             self._way = way
-        microseconds = round(1e6 * pause(self._subject.link, self._subject.bytes))
-        return np.asarray([int(text) * 1e-9 for text in self._ask(f"run {iterations} {microseconds}").split()])
+        command = f"run {iterations}"
+        if self._subject.link:
+            command += f" {round(1e6 * pause(self._subject.link, self._subject.bytes))}"
+        return np.asarray([int(text) * 1e-9 for text in self._ask(command).split()])
 
     def drop(self) -> None:
         """See Team."""
