@@ -43,7 +43,9 @@ namespace {
 
 // Up to here a second trip would cost more than sending all to all.
 constexpr size_t kGatherBytes = 32 << 10;
-// The same between two members that are alone on their hosts: as many bytes leave them either way.
+// Up to here one member of each host does it for all, in one chunk: every further wait would cost more.
+constexpr size_t kOneOwnerBytes = 64 << 10;
+// The same as kGatherBytes between two members that are alone on their hosts: as many bytes leave them either way.
 constexpr size_t kGatherBytesOfTwo = 512 << 10;
 // How many chunks lie between two stages: so many a rank can do at a stretch, before it has to wait for others.
 constexpr size_t kApart = 2;
@@ -55,7 +57,7 @@ constexpr size_t kMuch = 1 << 20, kLeastChunk = 32 << 10, kLeastChunkOfMuch = 16
 // is left to do when the last ones have come.
 std::vector<size_t> cut_into_chunks(size_t bytes) {
   std::vector<size_t> ends{0};
-  const size_t least = bytes < kMuch ? kLeastChunk : kLeastChunkOfMuch;
+  const size_t least = bytes <= kOneOwnerBytes ? kOneOwnerBytes : bytes < kMuch ? kLeastChunk : kLeastChunkOfMuch;
   size_t most = least;
   for (size_t left = bytes; left > 0; most = std::min(2 * most, Channel::kChunkBytes)) {
     const size_t chunk = std::min(left, std::clamp(left / 2 / kLine * kLine, least, most));
@@ -77,7 +79,7 @@ class Exchange {
         ends_(cut_into_chunks(batch.bytes())) {
     const bool small = batch.bytes() <= kGatherBytes;
     way_ = ring ? Way::kRing : small || group.hosts() == 2 ? Way::kGather : Way::kScatter;
-    owners_ = small ? 1 : group.size();
+    owners_ = batch.bytes() <= kOneOwnerBytes ? 1 : group.size();
     for (int h = 0; h < group.hosts(); ++h) owners_ = std::min(owners_, static_cast<int>(group.members(h).size()));
     if (!owns()) return;
     const size_t slice = longest_part(std::min(Channel::kChunkBytes, batch.bytes()), owners_);
