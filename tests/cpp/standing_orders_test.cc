@@ -26,7 +26,7 @@ const std::vector<HostOf> kLayoutsOfOrders = {hosts_with({1, 1}), hosts_with({1,
 const std::vector<std::vector<int>> kTwoRanks = {{1, 1}, {2}}, kThreeRanks = {{1, 1, 1}, {3}, {2, 1}};
 
 // Of int64: what goes in a letter, what begins with one and goes on over a lane, and several pieces of that.
-constexpr size_t kSmall = 10, kByLane = 40'000, kManyPieces = 300'001;
+constexpr size_t kSmall = 10, kByLane = 40'000, kManyPieces = 140'001;
 
 bool all_alone(const std::vector<int>& host_of) {
   return std::set(host_of.begin(), host_of.end()).size() == host_of.size();
@@ -95,7 +95,7 @@ void check_bits(int rank, Engine& engine, int count) {
       const bool half = dtype == HVD_BFLOAT16;
       std::vector<float> first;
       const uint64_t standing = engine.counters().requests_standing.get();
-      for (int round = 0; round < 2 * kEnough; ++round) {
+      for (int round = 0; round < kEnough; ++round) {
         std::vector<float> data = values;
         for (size_t i = 0; half && i < data.size(); ++i)
           data[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(values[i]) & 0xffff0000);
@@ -117,7 +117,7 @@ void check_bits(int rank, Engine& engine, int count) {
         if (round == 0) first = data;
         REQUIRE(data == first);
       }
-      CHECK(engine.counters().requests_standing.get() - standing >= kEnough);
+      CHECK(engine.counters().requests_standing.get() - standing >= kEnough / 2);
     }
   }
 }
@@ -188,7 +188,7 @@ TEST_CASE("what an order can't do better is agreed on as ever") {
 TEST_CASE("the bits are the same with and without an order") {
   for (const HostOf& hosts : kLayoutsOfOrders) {
     const RankGroup group(hosts);
-    const std::vector<int> counts = all_alone(hosts.ranks) ? std::vector{900, 200'003} : std::vector{900};
+    const std::vector<int> counts = all_alone(hosts.ranks) ? std::vector{900, 140'003} : std::vector{900};
     on_all_ranks(group, {}, [&](int rank, Engine& engine) {
       for (const int count : counts) check_bits(rank, engine, count);
     });
@@ -381,13 +381,13 @@ TEST_CASE("orders of process sets that come and go") {
 }
 
 TEST_CASE("a large and a small sum under orders at the same time") {
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}, {1, 1, 1, 1}}) {
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
     const RankGroup group(hosts);
     on_all_ranks(group, {}, [](int rank, Engine& engine) {
       reduce(engine, "large", kEnough, kManyPieces);
       reduce(engine, "small", kEnough);
       const auto at_once = [&] {
-        for (int round = 0; round < 30; ++round) {
+        for (int round = 0; round < 15; ++round) {
           std::vector<int64_t> data(kManyPieces, rank + round);
           const auto large = sum_request("large", data);
           engine.submit(large, true);
@@ -465,7 +465,7 @@ TEST_CASE("a job that stops for another reason fails what waits under an order")
 
 TEST_CASE("a job that stops in the middle of a round lets go of its memory") {
   for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
-    for (int time = 0; time < 4; ++time) {
+    for (int time = 0; time < 2; ++time) {
       on_ranks_that_stall(RankGroup(hosts), [](int rank, Engine& engine) {
         std::vector<int64_t> alone(kSmall, 1);
         const auto stalled = sum_request("of rank 0", alone);
