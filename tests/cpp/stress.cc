@@ -132,8 +132,8 @@ void work_in_a_row(Engine& engine, const RankGroup& group, const std::vector<int
       Item item{set, kNames[turn % 7], {}, {}, {}, nullptr};
       // One that had too many rows stands no more: such a name is used for one turn.
       const bool many = item.name == 8 && round == 12;
-      // More than a letter: by a lane, where members are alone on their hosts.
-      const bool long_sum = item.name == 0 && turn % 7 == 2;
+      // More than a letter: by a lane, where members are alone on their hosts. At the beginning only, as above.
+      const bool long_sum = item.name == 0 && turn == 2;
       const size_t n = many || long_sum ? 40'000 : item.name == 9 ? 3'000 : kSizes[turn % 3];
       const std::string name = "row" + std::to_string(thread) + (item.name == 8 ? "." + std::to_string(turn) : "");
       prepare(item, group.sets()[static_cast<size_t>(set)], rank, name, n, turn, step * 16 + round);
