@@ -24,7 +24,8 @@ struct OrderRound {
   bool by_lane = false;
   bool* begun_by_all = nullptr;  // of one by a lane: set when the letters of all others have come
 };
-// Where every member is alone on its host: each folds a part.
+// Where every member is alone on its host: each folds a part. (The task has its own copy of the round, if there is
+// one.)
 Task allreduce_by_parts(const Group& group, const Batch& batch, OrderRound round = {});
 Task allreduce_by_letters(const Group& group, const Batch& batch, const OrderRound& round);
 // The same for the other collectives, where all members share a host.
