@@ -60,7 +60,8 @@ std::vector<size_t> cut_into_chunks(size_t bytes) {
   const size_t least = bytes <= kOneOwnerBytes ? kOneOwnerBytes : bytes < kMuch ? kLeastChunk : kLeastChunkOfMuch;
   size_t most = least;
   for (size_t left = bytes; left > 0; most = std::min(2 * most, Channel::kChunkBytes)) {
-    const size_t chunk = std::min(left, std::clamp(left / 2 / kLine * kLine, least, most));
+    size_t chunk = std::min(left, std::clamp(left / 2 / kLine * kLine, least, most));
+    if (left - chunk < least) chunk = left;  // a tiny one more would cost as much as any
     ends.push_back(ends.back() + chunk);
     left -= chunk;
   }

@@ -8,7 +8,7 @@ namespace hvd {
 namespace {
 
 // So many times in a row a name must have been run alone, with somebody waiting for it.
-constexpr int kRounds = 8;
+constexpr int kRounds = 4;
 // Everybody sends to everybody, and folds what all have sent: that is quick while members are few.
 constexpr size_t kMostMembers = 8;
 // Of several members on several hosts: each host's values go over the cable once for each pair of members.

@@ -14,9 +14,10 @@ namespace {
 
 // Sleeping and being woken costs some 45 us of two cores; spinning longer than that would waste more than it saves.
 constexpr Nanoseconds kWaiterSpin = 50'000;
-// From host to host and back takes longer than that alone. Where there are cores to spare it is worth the wait: who
-// sleeps and is woken may also come back on a core that another one uses.
-constexpr Nanoseconds kNetworkSpin = 200'000;
+// Between hosts: more than the time in which 64 KiB, which come at once, go over a cable of 1 Gbit/s. Who sleeps
+// between two of them is late for the last, and may come back on a core that another one uses. Who spins gives its core
+// away all the while.
+constexpr Nanoseconds kNetworkSpin = 700'000;
 // With more ranks than cores those who are waited for have to get a core first; who spins gives its own away to them.
 constexpr Nanoseconds kCrowdedSpin = 250'000;
 // The background thread competes with the training itself for a core.
@@ -53,9 +54,9 @@ Engine::Engine(World world, const Settings& settings, const Wiring& wiring)
       doorbells_(segment_, world_.local_rank, wiring.doorbells, counters_),
       liveness_(world_, settings_, segment_, wiring.alive_fds, doorbells_, network_.fd()),
       arenas_(wiring.arena_fds, world_.local_size, world_.local_rank),
-      spin_(segment_->crowded()                                               ? kCrowdedSpin
-            : !network_.empty() && available_cores() >= 2 * world_.local_size ? kNetworkSpin
-                                                                              : kWaiterSpin),
+      spin_(segment_->crowded() ? kCrowdedSpin
+            : network_.empty()  ? kWaiterSpin
+                                : kNetworkSpin),
       crowded_(segment_->crowded()),
       sets_(world_.process_sets),
       ids_(static_cast<size_t>(segment_->cache_capacity()) + Coordinator::kUncachedIds),
