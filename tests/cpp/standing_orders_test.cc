@@ -3,8 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <random>
 #include <set>
@@ -481,4 +483,40 @@ TEST_CASE("a job that stops while large rounds follow each other fails one on ev
       });
     }
   }
+}
+
+TEST_CASE("who leaves in the middle of a large round gets its memory back, and the others hear of it") {
+  constexpr size_t kCount = kLongestSumByLane / sizeof(int64_t);
+  std::atomic<int> cut{0};
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
+    for (int leaver = 0; leaver < static_cast<int>(hosts.size()); ++leaver) {
+      on_all_ranks(RankGroup(hosts), {}, [&](int rank, Engine& engine) {
+        reduce(engine, "x", 6, kCount);
+        const uint64_t agreed = engine.counters().log_entries.get();
+        std::vector<int64_t> data(kCount, 1);
+        const auto request = sum_request("x", data);
+        if (rank != leaver) {
+          const hvd_status status = try_to_run(engine, request);
+          CHECK((status == HVD_OK || status == HVD_SHUT_DOWN || status == HVD_PEER_LOST));
+          if (status == HVD_OK) CHECK(data == std::vector<int64_t>(kCount, engine.world().size));
+          return;
+        }
+        const uint64_t before = engine.counters().net_payload_out.get();
+        engine.submit(request, true);
+        // More than the letters: all have begun, and the lane is in use.
+        while (engine.counters().net_payload_out.get() - before <= LetterBoxes::kMostBytes &&
+               request->status.load() == HVD_PENDING) {
+          std::this_thread::yield();
+        }
+        CHECK(engine.counters().log_entries.get() == agreed);
+        engine.shutdown();
+        if (request->status.load() == HVD_OK) return;
+        ++cut;
+        std::fill(data.begin(), data.end(), 9);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        CHECK(data == std::vector<int64_t>(kCount, 9));
+      });
+    }
+  }
+  CHECK(cut > 0);
 }
