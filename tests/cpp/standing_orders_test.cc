@@ -3,10 +3,8 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <random>
 #include <set>
@@ -485,7 +483,7 @@ TEST_CASE("a job that stops while large rounds follow each other fails one on ev
   }
 }
 
-TEST_CASE("who leaves in the middle of a large round gets its memory back, and the others hear of it") {
+TEST_CASE("who leaves in the middle of a large round ends it for all, and the others hear who it was") {
   constexpr size_t kCount = kLongestSumByLane / sizeof(int64_t);
   std::atomic<int> cut{0};
   for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
@@ -497,8 +495,13 @@ TEST_CASE("who leaves in the middle of a large round gets its memory back, and t
         const auto request = sum_request("x", data);
         if (rank != leaver) {
           const hvd_status status = try_to_run(engine, request);
-          CHECK((status == HVD_OK || status == HVD_SHUT_DOWN || status == HVD_PEER_LOST));
-          if (status == HVD_OK) CHECK(data == std::vector<int64_t>(kCount, engine.world().size));
+          if (status == HVD_OK) {  // its last bytes had been sent
+            CHECK(data == std::vector<int64_t>(kCount, engine.world().size));
+            return;
+          }
+          CHECK((status == HVD_SHUT_DOWN || status == HVD_PEER_LOST));  // between two frames, or in one
+          // Of three, another one may have left because of it.
+          if (hosts.size() == 2) CHECK(request->error.find("rank " + std::to_string(leaver)) != std::string::npos);
           return;
         }
         const uint64_t before = engine.counters().net_payload_out.get();
@@ -510,11 +513,7 @@ TEST_CASE("who leaves in the middle of a large round gets its memory back, and t
         }
         CHECK(engine.counters().log_entries.get() == agreed);
         engine.shutdown();
-        if (request->status.load() == HVD_OK) return;
-        ++cut;
-        std::fill(data.begin(), data.end(), 9);
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        CHECK(data == std::vector<int64_t>(kCount, 9));
+        if (request->status.load() != HVD_OK) ++cut;
       });
     }
   }
