@@ -273,7 +273,11 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
     if (waits && now >= deadline) return;
     if (idle_since == 0) idle_since = now;
     // The background thread spins for a batch that moves, not for names that gather while others submit them.
-    const Nanoseconds patience = waits ? spin_ : (crowded_ || executor_.idle() ? 0 : kBackgroundSpin);
+    // Who was woken by a heartbeat, or to look for Ctrl-C, need not look for long again.
+    const bool nothing_came = network_.link_moves() == moves_before_sleep_;
+    const Nanoseconds patience = !waits         ? (crowded_ || executor_.idle() ? 0 : kBackgroundSpin)
+                                 : nothing_came ? std::min(spin_, kWaiterSpin)
+                                                : spin_;
     const bool in_vain =
         until != nullptr && until->in_sequence && executor_.idle() && coordinator_ && coordinator_->far_off();
     if (now - idle_since < patience && !in_vain) {
@@ -281,6 +285,7 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
       continue;
     }
     if (!waits) return;
+    if (networked) moves_before_sleep_ = network_.link_moves();
     sleep(deadline - now);
     idle_since = 0;
   }

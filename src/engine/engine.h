@@ -259,18 +259,19 @@ class Engine {
   std::map<uint64_t, StandingOrder> orders_;  // of which this rank is a member, by number
   static constexpr uint64_t kPassesPerLook = 64;
   uint64_t order_looks_ = 0, letter_looks_ = 0;
-  bool letter_is_near_ = false;                // a round has begun, and nobody has slept since
-  bool submitter_drives_ = false;              // for one pass, to send letters
-  std::vector<int> closing_sets_;              // removed, but a batch of theirs still runs here
-  std::shared_ptr<Request> ending_join_;       // all have joined, but a batch from before that still runs here
-  std::weak_ptr<const void> before_join_end_;  // expires when the last of them has ended
-  std::vector<bool> known_gone_;               // by rank
-  uint64_t seen_departures_ = 0;               // of other hosts' ranks, as the segment has them
-  int seen_ended_ = 0;                         // connections
-  std::vector<Nanoseconds> half_gone_since_;   // by rank: we have heard of its end by one of two ways only
-  int half_gone_ = 0;                          // how many of these there are
-  Nanoseconds stuck_since_ = 0;                // the job has failed, and no batch has moved
-  uint64_t stuck_at_ = 0;                      // what the links had moved then
+  bool letter_is_near_ = false;                 // a round has begun, and nobody has slept since
+  bool submitter_drives_ = false;               // for one pass, to send letters
+  std::vector<int> closing_sets_;               // removed, but a batch of theirs still runs here
+  std::shared_ptr<Request> ending_join_;        // all have joined, but a batch from before that still runs here
+  std::weak_ptr<const void> before_join_end_;   // expires when the last of them has ended
+  std::vector<bool> known_gone_;                // by rank
+  uint64_t seen_departures_ = 0;                // of other hosts' ranks, as the segment has them
+  int seen_ended_ = 0;                          // connections
+  std::vector<Nanoseconds> half_gone_since_;    // by rank: we have heard of its end by one of two ways only
+  int half_gone_ = 0;                           // how many of these there are
+  Nanoseconds stuck_since_ = 0;                 // the job has failed, and no batch has moved
+  uint64_t stuck_at_ = 0;                       // what the links had moved then
+  uint64_t moves_before_sleep_ = ~uint64_t{0};  // what they had when a waiter last went to sleep
   bool broken_ = false;
 
   std::thread background_thread_;
