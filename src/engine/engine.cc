@@ -276,7 +276,7 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
     // Who was woken by a heartbeat, or to look for Ctrl-C, need not look for long again.
     const bool nothing_came = network_.link_moves() == moves_before_sleep_;
     const Nanoseconds patience = !waits         ? (crowded_ || executor_.idle() ? 0 : kBackgroundSpin)
-                                 : nothing_came ? std::min(spin_, kWaiterSpin)
+                                 : nothing_came ? kWaiterSpin
                                                 : spin_;
     const bool in_vain =
         until != nullptr && until->in_sequence && executor_.idle() && coordinator_ && coordinator_->far_off();

@@ -7,82 +7,19 @@
 #include <bit>
 #include <cmath>
 #include <random>
-#include <set>
 #include <thread>
 
-#include "rank_group.h"
+#include "standing_orders_cases.h"
 
 using namespace hvd;
 using namespace hvd::testing;
 
 namespace {
 
-constexpr int kEnough = 20;  // rounds, until an order stands
-
 // Members that are alone on their hosts, that share one, and both.
 const std::vector<HostOf> kLayoutsOfOrders = {hosts_with({1, 1}), hosts_with({1, 1, 1}), HostOf{{0, 2, 1, 3}},
                                               hosts_with({2}),    hosts_with({4}),       hosts_with({2, 2}),
                                               hosts_with({3, 1}), HostOf{{0, 1, 0, 1}}};
-const std::vector<std::vector<int>> kTwoRanks = {{1, 1}, {2}}, kThreeRanks = {{1, 1, 1}, {3}, {2, 1}};
-
-// Of int64: what goes in a letter, what begins with one and goes on over a lane, and several pieces of that.
-constexpr size_t kSmall = 10, kByLane = 40'000, kManyPieces = 140'001;
-
-bool all_alone(const std::vector<int>& host_of) {
-  return std::set(host_of.begin(), host_of.end()).size() == host_of.size();
-}
-
-// Layouts with numbers of elements, by each of the ways that there are for them.
-struct Case {
-  HostOf hosts;
-  size_t count;
-};
-std::vector<Case> with_counts(const std::vector<std::vector<int>>& layouts,
-                              const std::vector<size_t>& by_lane = {kByLane}) {
-  std::vector<Case> cases;
-  for (const std::vector<int>& each : layouts) {
-    const HostOf hosts = hosts_with(each);
-    cases.push_back({hosts, kSmall});
-    for (const size_t count : by_lane) {
-      if (all_alone(hosts.ranks)) cases.push_back({hosts, count});
-    }
-  }
-  return cases;
-}
-
-// Runs the body on ranks that stop after a stall of a second. Nobody leaves before the others have heard.
-template <typename Body>
-void on_ranks_that_stall(const RankGroup& group, Body body) {
-  Settings settings;
-  settings.stall_warning = 0;
-  settings.stall_shutdown = 1;
-  std::atomic<int> ended{0};
-  on_all_ranks(group, settings, [&](int rank, Engine& engine) {
-    body(rank, engine);
-    for (++ended; ended < group.size();) std::this_thread::yield();
-  });
-}
-
-// So many blocking sums of a name; their results are checked.
-void reduce(Engine& engine, const std::string& name, int rounds, size_t count = 10, int set = 0) {
-  const std::vector<int> ranks = engine.ranks_of(set);
-  for (int round = 0; round < rounds; ++round) {
-    std::vector<int64_t> data(count, engine.world().rank * 1000 + round);
-    int64_t sum = 0;
-    for (const int rank : ranks) sum += rank * 1000 + round;
-    const auto request = sum_request(name, data, set);
-    REQUIRE_MESSAGE(engine.run(request, kPatience) == HVD_OK, request->error);
-    REQUIRE(data == std::vector<int64_t>(count, sum));
-  }
-}
-
-// How many entries of the log this rank has read while it did that.
-template <typename Body>
-uint64_t entries_during(const Engine& engine, Body body) {
-  const uint64_t before = engine.counters().log_entries.get();
-  body();
-  return engine.counters().log_entries.get() - before;
-}
 
 // The results of a name's rounds, of which the first are agreed on, for types and operations in which rounding shows.
 void check_bits(int rank, Engine& engine, int count) {
@@ -413,109 +350,4 @@ TEST_CASE("a full cache ends orders without harm") {
       }
     });
   }
-}
-
-TEST_CASE("who waits under an order for a rank that has left hears of it, and gets what it had sent before") {
-  const std::vector<Case> cases = with_counts({{1, 1}, {1, 1, 1}, {2}, {3}, {2, 1}});
-  for (int round = 0; round < 60; ++round) {
-    const Case& each = cases[static_cast<size_t>(round) % cases.size()];
-    const RankGroup group(each.hosts);
-    const int n = group.size(), leaver = round / static_cast<int>(cases.size()) % n;
-    on_all_ranks(group, {}, [&](int rank, Engine& engine) {
-      reduce(engine, "x", kEnough + round % 3, each.count);
-      if (rank == leaver) return;
-      std::vector<int64_t> data(each.count, 1);
-      const auto request = sum_request("x", data);
-      CHECK(try_to_run(engine, request) == HVD_SHUT_DOWN);
-      // Of three, another one may have left because of it.
-      if (n == 2)
-        CHECK_MESSAGE(request->error.find("rank " + std::to_string(leaver) + " (pid") != std::string::npos,
-                      request->error);
-    });
-  }
-}
-
-TEST_CASE("a stall under an order is told by the coordinator, with who is missing") {
-  for (const Case& each : with_counts(kThreeRanks)) {
-    on_ranks_that_stall(RankGroup(each.hosts), [count = each.count](int rank, Engine& engine) {
-      reduce(engine, "x", kEnough, count);
-      std::vector<int64_t> data(count, 1);
-      const auto request = sum_request("x", data);
-      if (rank != 1) {
-        CHECK(engine.run(request, kPatience) == HVD_STALLED);
-        CHECK_MESSAGE(request->error.find("tensor 'x' waits for rank 1 for ") != std::string::npos, request->error);
-        CHECK_MESSAGE(request->error.find("submitted by ranks 0, 2") != std::string::npos, request->error);
-      }
-    });
-  }
-}
-
-TEST_CASE("a job that stops for another reason fails what waits under an order") {
-  for (const Case& each : with_counts(kTwoRanks)) {
-    on_ranks_that_stall(RankGroup(each.hosts), [count = each.count](int rank, Engine& engine) {
-      reduce(engine, "x", kEnough, count);
-      reduce(engine, "y", kEnough, count);
-      // Each waits for what the other one does not submit.
-      std::vector<int64_t> data(count, 1);
-      const auto request = sum_request(rank == 0 ? "x" : "y", data);
-      CHECK(engine.run(request, kPatience) == HVD_STALLED);
-    });
-  }
-}
-
-TEST_CASE("a job that stops while large rounds follow each other fails one on every rank, and none hangs") {
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
-    for (int time = 0; time < 2; ++time) {
-      on_ranks_that_stall(RankGroup(hosts), [](int rank, Engine& engine) {
-        std::vector<int64_t> alone(kSmall, 1);
-        const auto stalled = sum_request("of rank 0", alone);
-        if (rank == 0) engine.submit(stalled);
-        hvd_status status = HVD_OK;
-        while (status == HVD_OK) {
-          std::vector<int64_t> data(kManyPieces, 1);
-          const auto request = sum_request("x", data);
-          status = try_to_run(engine, request);
-          if (status == HVD_OK) REQUIRE(data.back() == engine.world().size);
-        }
-        CHECK(status == HVD_STALLED);
-      });
-    }
-  }
-}
-
-TEST_CASE("who leaves in the middle of a large round ends it for all, and the others hear who it was") {
-  constexpr size_t kCount = (4 << 20) / sizeof(int64_t);
-  std::atomic<int> cut{0};
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
-    for (int leaver = 0; leaver < static_cast<int>(hosts.size()); ++leaver) {
-      on_all_ranks(RankGroup(hosts), {}, [&](int rank, Engine& engine) {
-        reduce(engine, "x", 6, kCount);
-        const uint64_t agreed = engine.counters().log_entries.get();
-        std::vector<int64_t> data(kCount, 1);
-        const auto request = sum_request("x", data);
-        if (rank != leaver) {
-          const hvd_status status = try_to_run(engine, request);
-          if (status == HVD_OK) {  // its last bytes had been sent
-            CHECK(data == std::vector<int64_t>(kCount, engine.world().size));
-            return;
-          }
-          CHECK((status == HVD_SHUT_DOWN || status == HVD_PEER_LOST));  // between two frames, or in one
-          // Of three, another one may have left because of it.
-          if (hosts.size() == 2) CHECK(request->error.find("rank " + std::to_string(leaver)) != std::string::npos);
-          return;
-        }
-        const uint64_t before = engine.counters().net_payload_out.get();
-        engine.submit(request, true);
-        // More than the letters: all have begun, and the lane is in use.
-        while (engine.counters().net_payload_out.get() - before <= LetterBoxes::kMostBytes &&
-               request->status.load() == HVD_PENDING) {
-          std::this_thread::yield();
-        }
-        CHECK(engine.counters().log_entries.get() == agreed);
-        engine.shutdown();
-        if (request->status.load() != HVD_OK) ++cut;
-      });
-    }
-  }
-  CHECK(cut > 0);
 }
