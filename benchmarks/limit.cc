@@ -104,6 +104,7 @@ class Rank {
       control_.starts[rank_][i] = now();
       is_copy() ? copy(b) : allreduce(b);
       control_.ends[rank_][i] = now();
+      meet(control_.gate);
       rewrite(b);
     }
     meet(control_.gate);

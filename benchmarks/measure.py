@@ -1,7 +1,7 @@
 """Timing in one rank: the gate where ranks meet, and the loop around what is timed.
 
-Before each iteration all ranks meet at a gate that belongs to none of the peers. The time of an iteration runs from the
-moment when the last rank calls until the last rank returns: ranks share a host and therefore a clock.
+Before and after each iteration all ranks meet at a gate that belongs to none of the peers. The time of an iteration runs
+from the moment when the last rank calls until the last rank returns: ranks share a host and therefore a clock.
 """
 
 import gc
@@ -77,7 +77,7 @@ def time_action(
         after: Called outside of the timed section after each iteration: checks the result and rewrites the buffers.
         gate: The ranks' gate.
         iterations: Their numbers, which go on counting from round to round, so that buffers rotate.
-        gated: Whether the ranks meet before each iteration, or before the first only.
+        gated: Whether the ranks meet before and after each iteration, or before the first only.
         pause: Seconds between two iterations in which nothing is sent, at least.
 
     Returns:
@@ -104,6 +104,8 @@ def time_action(
             end = clock()
             starts.append(start)
             ends.append(end)
+            if gated:
+                gate.wait()  # what comes after must not take the cores from those that still work
             after(iteration)
         cpu = (cpu_seconds() - cpu) / len(iterations)
     finally:

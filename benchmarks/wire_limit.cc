@@ -112,6 +112,7 @@ class Host {
       control_.starts[host_][i] = now();
       exchange(own_.get() + at, theirs_.get() + at);
       control_.ends[host_][i] = now();
+      meet(control_.gate);
       rewrite(at);
     }
     meet(control_.gate);
