@@ -25,8 +25,12 @@ struct OrderRound {
   bool* begun_by_all = nullptr;  // of one by a lane: set when the letters of all others have come
 };
 // Where every member is alone on its host: each folds a part. (The task has its own copy of the round, if there is
-// one.)
+// one. So does the next.)
 Task allreduce_by_parts(const Group& group, const Batch& batch, OrderRound round = {});
+// Where some share one. A round of an order needs as many members on all hosts.
+Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring, OrderRound round = {});
+// The bytes of such a round's letters on a host.
+size_t first_chunk_of_order(size_t bytes);
 Task allreduce_by_letters(const Group& group, const Batch& batch, const OrderRound& round);
 // The same for the other collectives, where all members share a host.
 Task run_by_letters(const Group& group, const Batch& batch, const OrderRound& round);

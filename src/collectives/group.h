@@ -64,13 +64,17 @@ class Group {
   // The stream with a member on another host.
   Stream stream(int member) const { return {*network_.link(ranks_[static_cast<size_t>(member)]), set_}; }
   Stream stream(int host, int place) const { return stream(members(host)[static_cast<size_t>(place)]); }
-  // The same for a standing order with a tray, whose lane nobody else uses.
+  // The same two for a standing order with a tray, whose lane nobody else uses.
+  Channel& channel_of_order(int tray) const { return *channels_of_orders_[static_cast<size_t>(tray)]; }
   Stream stream_of_order(int host, int place, int tray) const {
     return {*link(members(host)[static_cast<size_t>(place)]), lane_of_tray(tray)};
   }
-  static int lane_of_tray(int tray) {
-    static_assert(Trays::kTrays == FrameHeader::kOrderLanes);
-    return Segment::kMaxSets + tray;
+  static int lane_of_tray(int tray) { return Segment::kMaxSets + tray; }
+  // Makes such a channel, for an order that begins. False: there is no memory for it.
+  bool open_channel(int tray) {
+    std::unique_ptr<Channel>& channel = channels_of_orders_[static_cast<size_t>(tray)];
+    channel = channel_->open_another(lane_of_tray(tray));
+    return channel != nullptr;
   }
   // The connection with a member on another host; null for those on ours.
   Link* link(int member) const { return network_.link(ranks_[static_cast<size_t>(member)]); }
@@ -109,6 +113,7 @@ class Group {
   int host_ = 0, me_ = 0;
   mutable Scratch scratch_;
   mutable std::array<Scratch, Trays::kTrays> scratch_of_orders_;
+  std::array<std::unique_ptr<Channel>, Trays::kTrays> channels_of_orders_;
 };
 
 }  // namespace hvd

@@ -29,6 +29,10 @@
 //
 // The streams between two owners carry, in each round of the pipeline, first what `begin` sends and then what `reduce`
 // sends: both ends go through the rounds alike, so both know what comes next.
+//
+// A round of a standing order (engine/standing_orders.h) begins without agreement. So its first chunk is published in
+// the order's tray, and what `begin` sends of it goes in letters, from every member to its counterparts. When these have
+// come everybody takes part in the round; the rest goes by the order's own channel and streams.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -52,14 +56,19 @@ constexpr size_t kApart = 2;
 static_assert(3 * kApart < Channel::kSlots);
 // The first and the last chunk; of much, where a few chunks more make no difference.
 constexpr size_t kMuch = 1 << 20, kLeastChunk = 32 << 10, kLeastChunkOfMuch = 16 << 10;
+// The first chunk of a standing order's round: it is under way while all hear that everybody has begun. What one letter
+// on a host holds is not cut: every further wait would cost more.
+constexpr size_t kFirstOfOrder = 64 << 10;
+static_assert(kFirstOfOrder <= Trays::kMostBytes && Trays::kMostBytes <= Channel::kChunkBytes);
 
 // Where chunks begin, and the end of the last. They grow and shrink again: so the first bytes leave early, and little
-// is left to do when the last ones have come.
-std::vector<size_t> cut_into_chunks(size_t bytes) {
+// is left to do when the last ones have come. first: that one's bytes, if they are given.
+std::vector<size_t> cut_into_chunks(size_t bytes, size_t first = 0) {
   std::vector<size_t> ends{0};
+  if (first > 0) ends.push_back(first);
   const size_t least = bytes <= kOneOwnerBytes ? kOneOwnerBytes : bytes < kMuch ? kLeastChunk : kLeastChunkOfMuch;
   size_t most = least;
-  for (size_t left = bytes; left > 0; most = std::min(2 * most, Channel::kChunkBytes)) {
+  for (size_t left = bytes - first; left > 0; most = std::min(2 * most, Channel::kChunkBytes)) {
     size_t chunk = std::min(left, std::clamp(left / 2 / kLine * kLine, least, most));
     if (left - chunk < least) chunk = left;  // a tiny one more would cost as much as any
     ends.push_back(ends.back() + chunk);
@@ -72,28 +81,34 @@ enum class Way { kGather, kScatter, kRing };
 
 class Exchange {
  public:
-  Exchange(const Group& group, const Batch& batch, bool ring)
+  Exchange(const Group& group, const Batch& batch, bool ring, const OrderRound& round)
       : group_(group),
-        channel_(group.channel()),
+        round_(round),
+        channel_(by_order() ? group.channel_of_order(round.tray) : group.channel()),
         batch_(batch),
         arithmetic_(batch, group.size()),
-        ends_(cut_into_chunks(batch.bytes())) {
+        ends_(cut_into_chunks(batch.bytes(), by_order() ? first_chunk_of_order(batch.bytes()) : 0)),
+        letters_(static_cast<size_t>(group.hosts())),
+        posted_(static_cast<size_t>(group.hosts())) {
     const bool small = batch.bytes() <= kGatherBytes;
     way_ = ring ? Way::kRing : small || group.hosts() == 2 ? Way::kGather : Way::kScatter;
-    owners_ = batch.bytes() <= kOneOwnerBytes ? 1 : group.size();
+    owners_ = batch.bytes() <= kOneOwnerBytes && !by_order() ? 1 : group.size();
     for (int h = 0; h < group.hosts(); ++h) owners_ = std::min(owners_, static_cast<int>(group.members(h).size()));
     if (!owns()) return;
     const size_t slice = longest_part(std::min(Channel::kChunkBytes, batch.bytes()), owners_);
     room_ = way_ == Way::kGather ? slice : longest_part(slice, group.hosts());
     rounds_.resize(std::min<size_t>(chunks(), Channel::kSlots));
     const size_t room_of_round = room_ * static_cast<size_t>(group.hosts());
-    std::byte* incoming = group.scratch(rounds_.size() * room_of_round);
-    for (Round& round : rounds_) {
-      round.ends.resize(static_cast<size_t>(group.hosts()));
-      round.incoming = std::exchange(incoming, incoming + room_of_round);
+    const size_t bytes = rounds_.size() * room_of_round;
+    std::byte* incoming = by_order() ? group.scratch_of_order(round.tray, bytes) : group.scratch(bytes);
+    for (Round& each : rounds_) {
+      each.ends.resize(static_cast<size_t>(group.hosts()));
+      each.incoming = std::exchange(incoming, incoming + room_of_round);
     }
   }
 
+  bool by_order() const { return round_.order != 0; }
+  Channel& channel() const { return channel_; }
   Way way() const { return way_; }
   int owners() const { return owners_; }
   bool owns() const { return channel_.me() < owners_; }
@@ -118,6 +133,24 @@ class Exchange {
         [from](const std::byte*, std::byte* output, size_t offset, size_t n) { copy_bytes(output, from + offset, n); });
   }
 
+  // ---- For a round of an order: its first chunk ----
+
+  bool by_letter(size_t c) const { return by_order() && c == 0; }
+  void publish_first() { group_.trays().publish(round_.tray, round_.letter, bytes(0)); }
+  Until first_of(int m) { return group_.trays().published(m, round_.tray, round_.letter); }
+  Until letter_from(int h) { return {{&link(h).boxes().arrived(round_.order), round_.number, link(h).rank(), 0}}; }
+  // What begin() has posted is about to be overwritten.
+  Until letter_sent_to(int h) {
+    return {{&link(h).letters_sent(), posted_[static_cast<size_t>(h)], link(h).rank(), 0}};
+  }
+  // With that of all others.
+  void take_letters() {
+    const Range in = way_ == Way::kGather ? whole(0) : own_part(0);
+    for (int h = 0; h < group_.hosts(); ++h) {
+      if (talks_to(h)) letters_[static_cast<size_t>(h)] = take_letter(link(h), round_.order, in.bytes());
+    }
+  }
+
   // ---- For owners: one slice ----
 
   void begin(size_t c) {
@@ -127,22 +160,26 @@ class Exchange {
     const auto fold = [&](const std::byte* input, std::byte*, size_t offset, size_t n) {
       std::byte* const to = slice(c) + offset;
       for (int m = 0; m < channel_.size(); ++m) {
-        sources[static_cast<size_t>(m)] = channel_.payload(m, number(c), bytes(c)) + mine.begin + offset;
+        sources[static_cast<size_t>(m)] = published(m, c) + mine.begin + offset;
       }
+      sources[me] = input;
       if (input == nullptr || batch_.prescale != 1.0) {
         arithmetic_.copy_in(to, input, n);
-      } else {
-        sources[me] = input;
+        sources[me] = to;
       }
       arithmetic_.fold_partly(to, sources, n);
     };
     batch_.for_pieces(lo(c) + mine.begin, lo(c) + mine.end, fold);
     if (way_ == Way::kRing) return send_along(c, 0);
     for (int h = 0; h < group_.hosts(); ++h) {
-      if (h == group_.host()) continue;
-      Stream stream = peer(h);
+      if (!talks_to(h)) continue;
       const Range out = way_ == Way::kGather ? whole(c) : part(c, h),
                   in = way_ == Way::kGather ? whole(c) : own_part(c);
+      if (by_letter(c)) {
+        posted_[static_cast<size_t>(h)] = link(h).post(round_.order, slice(c) + out.begin, out.bytes());
+        continue;
+      }
+      Stream stream = peer(h);
       end(c, h).sent = stream.send(slice(c) + out.begin, out.bytes());
       end(c, h).received = stream.receive(incoming(c, h), in.bytes());
     }
@@ -153,12 +190,15 @@ class Exchange {
     const Range own = way_ == Way::kGather ? whole(c) : own_part(c);
     std::vector<const void*> sources;
     for (int h = 0; h < group_.hosts(); ++h) {
-      sources.push_back(h == group_.host() ? slice(c) + own.begin : incoming(c, h));
+      sources.push_back(talks_to(h) ? received(c, h) : slice(c) + own.begin);
     }
     arithmetic_.fold(slice(c) + own.begin, sources, own.bytes());
+    for (int h = 0; h < group_.hosts() && by_letter(c); ++h) {
+      if (talks_to(h)) link(h).boxes().reuse(std::move(letters_[static_cast<size_t>(h)]));
+    }
     if (way_ == Way::kGather) return;
     for (int h = 0; h < group_.hosts(); ++h) {
-      if (h == group_.host()) continue;
+      if (!talks_to(h)) continue;
       // The others' parts of our slice have been sent: their owners could not have answered otherwise.
       Stream stream = peer(h);
       end(c, h).sent = stream.send(slice(c) + own.begin, own.bytes());
@@ -212,13 +252,18 @@ class Exchange {
   }
 
   void copy_in(size_t c, Range range) {
-    std::byte* const to = channel_.payload(channel_.me(), number(c), bytes(c)) + range.begin;
+    std::byte* const to = published(channel_.me(), c) + range.begin;
     batch_.for_pieces(lo(c) + range.begin, lo(c) + range.end,
                       [&](const std::byte* input, std::byte*, size_t offset, size_t n) {
                         arithmetic_.copy_in(to + offset, input, n);
                       });
   }
 
+  // Where a member's values of a chunk lie for the others of its host.
+  std::byte* published(int m, size_t c) {
+    return by_letter(c) ? group_.trays().payload(m, round_.tray, round_.letter, bytes(c))
+                        : channel_.payload(m, number(c), bytes(c));
+  }
   Range slice_of(size_t c) const { return part_of(bytes(c), channel_.me(), owners_); }
   Range whole(size_t c) const { return {0, slice_of(c).bytes()}; }
   Range part(size_t c, int h) const { return part_of(whole(c).bytes(), h, group_.hosts()); }
@@ -228,9 +273,17 @@ class Exchange {
   Round& round(size_t c) { return rounds_[c % rounds_.size()]; }
   End& end(size_t c, int h) { return round(c).ends[static_cast<size_t>(h)]; }
   std::byte* incoming(size_t c, int h) { return round(c).incoming + room_ * static_cast<size_t>(h); }
-  Stream peer(int h) const { return group_.stream(h, channel_.me()); }
+  // What a host has sent of our slice, when it is there.
+  const std::byte* received(size_t c, int h) {
+    return by_letter(c) ? letters_[static_cast<size_t>(h)].data.get() : incoming(c, h);
+  }
+  Stream peer(int h) const {
+    return by_order() ? group_.stream_of_order(h, channel_.me(), round_.tray) : group_.stream(h, channel_.me());
+  }
+  Link& link(int h) const { return *group_.link(group_.members(h)[static_cast<size_t>(channel_.me())]); }
 
   const Group& group_;
+  const OrderRound round_;
   Channel& channel_;
   const Batch& batch_;
   const Arithmetic arithmetic_;
@@ -240,21 +293,46 @@ class Exchange {
   size_t room_ = 0;
   std::array<uint64_t, Channel::kSlots> numbers_{};
   std::vector<Round> rounds_;  // as many as can be under way
+  // By host: of an order's first chunk.
+  std::vector<Letter> letters_;
+  std::vector<uint64_t> posted_;
 };
 
-Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring) {
-  Channel& channel = group.channel();
-  Exchange exchange(group, batch, ring);
+}  // namespace
+
+size_t first_chunk_of_order(size_t bytes) { return bytes <= Trays::kMostBytes ? bytes : kFirstOfOrder; }
+
+Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring, OrderRound round) {
+  Exchange exchange(group, batch, ring, round);
+  Channel& channel = exchange.channel();
   const size_t chunks = exchange.chunks();
   const bool owns = exchange.owns();
-  for (size_t t = 0; chunks > 0 && t < chunks + 3 * kApart; ++t) {
+  const size_t first = exchange.by_order() ? 1 : 0;  // that is not under way
+  if (exchange.by_order()) {
+    exchange.number(0) = channel.next_chunk();
+    exchange.copy_in(0);
+    exchange.publish_first();
+    for (int m = 0; m < channel.size(); ++m) {
+      if (m != channel.me()) co_await exchange.first_of(m);
+    }
+    // Who has begun a round is done with all chunks of the last one: our slot is free.
+    exchange.begin(0);
+    for (int h = 0; h < group.hosts(); ++h) {
+      if (!exchange.talks_to(h)) continue;
+      co_await exchange.letter_from(h);
+      co_await exchange.letter_sent_to(h);
+    }
+    exchange.take_letters();
+    *round.begun_by_all = true;
+  }
+  for (size_t t = first; chunks > 0 && t < chunks + 3 * kApart; ++t) {
     if (t < chunks) {
       const uint64_t s = exchange.number(t) = channel.next_chunk();
       for (int m = 0; m < channel.size(); ++m) co_await channel.slot_free(m, s);
       exchange.copy_in(t);
       channel.publish(s, exchange.bytes(t));
     }
-    if (t >= kApart && t - kApart < chunks && owns) {
+    if (t >= first + kApart && t - kApart < chunks && owns) {
       for (int m = 0; m < channel.size(); ++m) co_await channel.published(m, exchange.number(t - kApart));
       exchange.begin(t - kApart);
       // Small ones, as the first are, leave at once.
@@ -287,7 +365,7 @@ Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring) {
           exchange.pass_on(c, k);
         }
       } else {
-        for (int h = 0; h < group.hosts(); ++h) {
+        for (int h = 0; h < group.hosts() && !exchange.by_letter(c); ++h) {
           if (!exchange.talks_to(h)) continue;
           co_await exchange.received_from(c, h);
           // Of a gather the whole slice is about to be overwritten.
@@ -298,8 +376,6 @@ Task allreduce_by_chunks(const Group& group, const Batch& batch, bool ring) {
     }
   }
 }
-
-}  // namespace
 
 // From what all members know: they must choose alike.
 Task allreduce_between_hosts(const Group& group, const Batch& batch, bool ring) {

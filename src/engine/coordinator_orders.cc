@@ -11,8 +11,6 @@ namespace {
 constexpr int kRounds = 4;
 // Everybody sends to everybody, and folds what all have sent: that is quick while members are few.
 constexpr size_t kMostMembers = 8;
-// Of several members on several hosts: each host's values go over the cable once for each pair of members.
-constexpr uint64_t kMixedBytes = 4 << 10;
 // So many orders stand at a time; names beyond that are agreed on as ever.
 constexpr size_t kMostOrders = 256;
 // So many names are remembered that are not to stand again.
@@ -41,15 +39,15 @@ void Coordinator::consider_order(uint32_t id, bool alone_and_wanted) {
 bool Coordinator::may_stand(uint32_t id) const {
   const Name& name = names_[id];
   const size_t members = sets_[static_cast<size_t>(name.key.set)].size();
+  if (members < 2 || members > kMostMembers || orders_.size() >= kMostOrders) return false;
   // How many rows there are only the members know: who has too many says so.
   const bool small =
       moves_rows(name.meta.op) ? !unfit_.contains(name.key) : name.bytes > 0 && name.bytes <= most_bytes(name);
-  const bool few = members >= 2 && members <= kMostMembers && orders_.size() < kMostOrders;
   const bool one_host = hosts_of_set_[static_cast<size_t>(name.key.set)].size() == 1;
   const hvd_op op = name.meta.op;
   const bool sums = op == HVD_ALLREDUCE && name.meta.reduce_op != HVD_ADASUM && (one_host || !settings_.allreduce_ring);
   const bool others = one_host && (op == HVD_BROADCAST || op == HVD_REDUCESCATTER || moves_rows(op));
-  return cached(id) && name.order == 0 && name.sequence == 0 && (sums || others) && small && few && joined_.empty() &&
+  return cached(id) && name.order == 0 && name.sequence == 0 && (sums || others) && small && joined_.empty() &&
          (!needs_tray(name) || free_tray() >= 0);
 }
 
@@ -58,16 +56,14 @@ bool Coordinator::shares_hosts(int set) const {
 }
 
 bool Coordinator::needs_tray(const Name& name) const {
-  const auto set = static_cast<size_t>(name.key.set);
-  return shares_hosts(name.key.set) || goes_by_lane(sets_[set].size(), hosts_of_set_[set].size(), name.bytes);
+  return shares_hosts(name.key.set) || goes_by_lane(world_, sets_[static_cast<size_t>(name.key.set)], name.bytes);
 }
 
 // Of an operation that is worth an order.
 uint64_t Coordinator::most_bytes(const Name& name) const {
-  const int set = name.key.set;
-  const size_t hosts = hosts_of_set_[static_cast<size_t>(set)].size();
-  if (hosts == 1) return longest_letter_on_host(name.meta.op, segment_->crowded());
-  return shares_hosts(set) ? kMixedBytes : kLongestSumByLane;
+  const auto set = static_cast<size_t>(name.key.set);
+  if (hosts_of_set_[set].size() == 1) return longest_letter_on_host(name.meta.op, segment_->crowded());
+  return world_.number_on_each_host(sets_[set]) == 0 ? kLongestLetterOfMixed : kLongestSumByLane;
 }
 
 int Coordinator::free_tray() const {

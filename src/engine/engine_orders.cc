@@ -65,7 +65,7 @@ void Engine::apply(const Stand& entry) {
   if (!std::binary_search(ranks.begin(), ranks.end(), world_.rank)) return;
   const bool shares_host = members_here(ids_[entry.id].key.set) > 1;
   const Meta& meta = ids_[entry.id].meta;
-  const bool by_lane = goes_by_lane(ranks.size(), world_.hosts_of(ranks).size(), meta.bytes());
+  const bool by_lane = goes_by_lane(world_, ranks, meta.bytes());
   if ((shares_host || by_lane) && entry.tray < 0) throw BadMessage("a standing order without a tray");
   if (meta.bytes() > (by_lane ? kLongestSumByLane : Trays::kMostBytes)) throw BadMessage("a standing order for much");
   ids_[entry.id].order = entry.order;
@@ -78,8 +78,11 @@ void Engine::apply(const Stand& entry) {
   for (const int rank : ranks) {
     if (Link* const link = network_.link(rank)) link->boxes().open(entry.order);
   }
-  order.longest = moves_rows(meta.op) ? longest_letter_on_host(meta.op, segment_->crowded()) : meta.bytes();
-  order.no_memory = shares_host && !segment_->reserve_tray(entry.tray, world_.local_rank, order.longest);
+  order.longest = moves_rows(meta.op) ? longest_letter_on_host(meta.op, segment_->crowded())
+                  : by_lane           ? first_chunk_of_order(meta.bytes())
+                                      : meta.bytes();
+  order.no_memory = shares_host && !(segment_->reserve_tray(entry.tray, world_.local_rank, order.longest) &&
+                                     (!by_lane || executor_.open_lane(ids_[entry.id].key.set, entry.tray)));
   if (order.no_memory) revoke(entry.order, order);
 }
 

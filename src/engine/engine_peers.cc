@@ -155,7 +155,7 @@ Engine::Failure Engine::describe_gone(int rank) const {
     if (origin != rank && liveness_.gone(origin)) return describe_gone(origin);
     if (origin != rank) {
       return {HVD_PEER_LOST, "Horovod has been shut down because " + world_.describe(origin) +
-                                 " died or has shown no heartbeat, as " + who + " found."};
+                                 " has exited, died or shown no heartbeat, as " + who + " found."};
     }
     return {HVD_PEER_LOST, "Horovod has been shut down because " + who + " gave up after an error."};
   }

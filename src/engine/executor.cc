@@ -62,7 +62,11 @@ void Executor::add_set(int set, const std::vector<int>& ranks) {
                  [this](int rank) { return world_.is_local(rank); });
     for (const int rank : here) members.push_back(world_.local(rank));
     const auto me = static_cast<int>(std::find(here.begin(), here.end(), world_.rank) - here.begin());
-    segment_->reserve_channel(set, world_.local_rank);
+    if (const int code = segment_->reserve_channel(set, world_.local_rank); code != 0) {
+      throw SystemError("no memory for the buffers of process set " + std::to_string(set) + " (" +
+                            std::to_string(Channel::kBytesPerRank) + " bytes)",
+                        code);
+    }
     auto channel = std::make_unique<Channel>(segment_, doorbells_, counters_, set, std::move(members), here, me);
     auto trays = std::make_unique<Trays>(segment_, *channel);
     lane.group = std::make_unique<Group>(world_, set, ranks, std::move(channel), std::move(trays), network_);
@@ -75,8 +79,9 @@ Task Executor::start(const Job& job) {
   const Batch& batch = job.batch;
   if (job.round.order != 0) {
     if (batch.op != HVD_ALLREDUCE) return run_by_letters(group, batch, job.round);
-    return job.round.by_lane ? allreduce_by_parts(group, batch, job.round)
-                             : allreduce_by_letters(group, batch, job.round);
+    if (!job.round.by_lane) return allreduce_by_letters(group, batch, job.round);
+    return group.all_alone() ? allreduce_by_parts(group, batch, job.round)
+                             : allreduce_by_chunks(group, batch, false, job.round);
   }
   Channel& channel = group.channel();
   const bool one_host = group.hosts() == 1;

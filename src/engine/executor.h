@@ -40,6 +40,8 @@ class Executor {
   void remove_set(int set) { lanes_[static_cast<size_t>(set)] = {}; }
   // Queues a batch; requests are in the order of the log, all of one set and class.
   void add(int set, Requests requests);
+  // Gets ready for a standing order of members that share hosts and use its tray's lane. False: there is no memory.
+  bool open_lane(int set, int tray) { return lanes_[static_cast<size_t>(set)].group->open_channel(tray); }
   // Starts a round of a standing order, of which no other one runs.
   void add_to_order(const OrderRound& round, std::shared_ptr<Request> request);
   bool has_round(uint64_t order) const { return rounds_.contains(order); }

@@ -7,8 +7,9 @@
 // complete for a member when the letters of all others are there. No ready, no log. Letters to other hosts go over the
 // network, to boxes that have the order's number (transport/letter_boxes.h); for those on its own host a member leaves
 // one in shared memory, in the order's tray (transport/trays.h). So different names need no order among each other.
-// A sum of more than a letter between members that are alone on their hosts begins with letters, too, of as much of it
-// as they hold: when all have come everybody has begun, and the rest goes over a lane of the order's own.
+// A larger sum between hosts with as many members each begins with letters, too, of its first bytes: when all have come
+// everybody has begun, and the rest goes over a lane of the order's own. Who shares its host leaves such a letter in its
+// tray, and each adds a part of those of its host up and sends it, as its letter, to who does the same elsewhere.
 // Allreduces have standing orders on any hosts; broadcast, reducescatter, allgather and alltoall among members of one.
 //
 //   Stand{order, id, tray} in the log, just before the Run of the round that is agreed on as usual. Orders have numbers
@@ -36,8 +37,11 @@
 //   does, and the tray may be another order's. Letters of a tray are numbered on from order to order, so that one which
 //   was taken back is never taken for another.
 //   Lanes. An order that needs one has a tray for its number: that of a lane is the same, and it passes to another
-//   order by the same rule. Nobody uses the lane in a round before it has the letters of all others, so no such round
-//   is taken back, but when the job fails: then its memory is let go of, on all members, and nothing follows.
+//   order by the same rule. Nobody uses the lane in a round before it knows that all have begun it: it has the letters
+//   of all others on its host, and from every other host one that was made of all those there. So no such round is
+//   taken back, but when the job fails: then its memory is let go of, on all members, and nothing follows. The lane's
+//   channel on a host begins anew with each order: a member clears its part of it when it reads Stand, and nobody looks
+//   there before it has a letter that was written later.
 //   Join. A rank that joins ends all orders, none begins while anybody has joined, and join ends only when all have
 //   been settled: what was pending counts by then.
 //   Loss. An operation under an order is a batch of its own in the executor, with the same checks for peers that are
@@ -73,13 +77,18 @@ inline uint64_t longest_letter_on_host(hvd_op op, bool crowded) {
   return op == HVD_BROADCAST ? 64 << 10 : 32 << 10;
 }
 
-// Between members that are alone on their hosts: the most bytes of a sum, and of one that goes by letters alone.
+// Between hosts: the most bytes of a sum that goes by letters alone, where every member is alone on its host; and where
+// not, since each host's values go over the cable once for each pair of members.
 static_assert(Trays::kMostBytes == LetterBoxes::kMostBytes);
-constexpr uint64_t kLongestSumByLane = 16 << 20;
 inline uint64_t longest_letter_to_hosts(size_t hosts) { return LetterBoxes::kMostBytes / (hosts - 1); }
-// Whether a round of such a sum begins with letters and goes on over a lane of its own.
-inline bool goes_by_lane(size_t members, size_t hosts, uint64_t bytes) {
-  return hosts > 1 && members == hosts && bytes > longest_letter_to_hosts(hosts);
+constexpr uint64_t kLongestLetterOfMixed = 4 << 10;
+// The most of one that begins with letters and goes on over a lane of its own.
+constexpr uint64_t kLongestSumByLane = 16 << 20;
+// Whether a sum of these ranks is such a one.
+inline bool goes_by_lane(const World& world, const std::vector<int>& ranks, uint64_t bytes) {
+  const size_t each = world.number_on_each_host(ranks);
+  if (each == 0 || each == ranks.size()) return false;
+  return bytes > (each == 1 ? longest_letter_to_hosts(ranks.size()) : kLongestLetterOfMixed);
 }
 
 // A standing order as a member sees it.

@@ -1,6 +1,7 @@
 #include "engine/world.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "transport/errors.h"
@@ -45,6 +46,14 @@ std::vector<int> World::hosts_of(const std::vector<int>& ranks) const {
   std::sort(found.begin(), found.end());
   found.erase(std::unique(found.begin(), found.end()), found.end());
   return found;
+}
+
+size_t World::number_on_each_host(const std::vector<int>& ranks) const {
+  std::vector<size_t> numbers(hosts.size());
+  for (const int each : ranks) ++numbers[static_cast<size_t>(host_of[static_cast<size_t>(each)])];
+  std::erase(numbers, size_t{0});
+  const bool equal = std::adjacent_find(numbers.begin(), numbers.end(), std::not_equal_to<>()) == numbers.end();
+  return equal && !numbers.empty() ? numbers.front() : 0;
 }
 
 std::string World::describe(int of_rank) const {

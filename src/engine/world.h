@@ -34,6 +34,8 @@ struct World {
   const std::vector<int>& here() const { return ranks_of_host[static_cast<size_t>(host)]; }
   // The hosts of some ranks, ascending.
   std::vector<int> hosts_of(const std::vector<int>& ranks) const;
+  // How many of them are on each of these, if as many on all; else 0.
+  size_t number_on_each_host(const std::vector<int>& ranks) const;
   // "rank 3 (pid 4711 on host a)"
   std::string describe(int of_rank) const;
 };

@@ -1,7 +1,8 @@
 // How the ranks of a process set on one host exchange chunks of payload.
 //
-// Words. A *chunk* is one step of one collective; the chunks of a set are numbered 0, 1, 2, ... over its whole life,
-// the same on all members because they run the same log in the same order. Each member has kSlots *slots*; chunk s uses
+// Words. A set has a channel for its *lane*, and one more for each of its standing orders that needs a lane of its own.
+// A *chunk* is one step of one collective; the chunks of a channel are numbered 0, 1, 2, ... over its whole life, the
+// same on all members because they run the same log, or the same order's rounds, in the same order. Each member has kSlots *slots*; chunk s uses
 // slot s % kSlots. A slot has a head (one line) and a buffer of kChunkBytes; a payload of up to kInlineBytes rides in
 // the head itself, so that flag and payload come over in one cache line.
 //
@@ -47,11 +48,14 @@ class Channel {
 
   // members: the local ranks of the set's members on this host, ascending; ranks: their ranks in the job; me: this
   // rank's index among them.
-  Channel(std::shared_ptr<Segment> segment, Doorbells& doorbells, Counters& counters, int set, std::vector<int> members,
-          std::vector<int> ranks, int me);
+  Channel(std::shared_ptr<Segment> segment, Doorbells& doorbells, Counters& counters, int lane,
+          std::vector<int> members, std::vector<int> ranks, int me);
+  // A new channel of the same members, at another lane. Our part of it is cleared: the others may look at it when they
+  // know that we have made it. Null: there is no memory for our part.
+  std::unique_ptr<Channel> open_another(int lane) const;
 
-  // Resets a local rank's part of a set's channel, when nobody uses it: a new set begins.
-  static void clear(const Segment& segment, int set, int local_rank);
+  // Resets a local rank's part of a lane's channel, when nobody uses it: a new set or order begins.
+  static void clear(const Segment& segment, int lane, int local_rank);
 
   int size() const { return static_cast<int>(members_.size()); }
   int me() const { return me_; }

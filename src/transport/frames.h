@@ -16,9 +16,7 @@ struct FrameHeader {
     kLetter = 4,  // `value` bytes follow, a letter for box `position`
   };
   static constexpr uint64_t kMostBytes = 256 << 10;
-  // A lane for each process set, and one for each standing order that needs one (engine/standing_orders.h).
-  static constexpr int kOrderLanes = 16;
-  static constexpr int kLanes = Segment::kMaxSets + kOrderLanes;
+  static constexpr int kLanes = Segment::kLanes;
 
   uint32_t kind = 0;
   uint32_t lane = 0;

@@ -19,7 +19,7 @@ namespace hvd {
 namespace {
 
 constexpr uint64_t kMagic = 0x31444F564F524F48;  // "HOROVOD1"
-constexpr uint64_t kVersion = 5;
+constexpr uint64_t kVersion = 6;
 
 constexpr size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -73,7 +73,7 @@ struct Segment::Layout {
     tray_heads = place(n * Trays::kHeadBytesPerRank, kPage);
     channels = round_up(end, kPage);
     channel_stride = Channel::kBytesPerRank * n;
-    trays = channels + kMaxSets * channel_stride;
+    trays = channels + kLanes * channel_stride;
     tray_stride = Trays::kBytesPerRank * n;
     total = trays + Trays::kTrays * tray_stride;
   }
@@ -92,7 +92,7 @@ int Segment::create(int local_size, int size, int cache_capacity, uint64_t gener
     if (ftruncate(fd, static_cast<off_t>(layout.total)) != 0) {
       throw SystemError("can't size the shared-memory segment to " + std::to_string(layout.total) + " bytes");
     }
-    // Reserve what every job uses. The file is otherwise sparse: the channels of unused sets and unused trays cost
+    // Reserve what every job uses. The file is otherwise sparse: the channels of unused lanes and unused trays cost
     // nothing.
     if (const int code = reserve(fd, 0, layout.channels); code != 0) {
       throw SystemError("no memory for the shared-memory segment of " + std::to_string(layout.channels) + " bytes",
@@ -199,18 +199,13 @@ std::byte* Segment::request_bytes(int local_rank) const {
 ByteRingLines& Segment::log_lines() const { return at<ByteRingLines>(base_, layout_->log); }
 std::byte* Segment::log_bytes() const { return base_ + layout_->log + sizeof(ByteRingLines); }
 
-std::byte* Segment::channel(int set, int local_rank) const {
-  return base_ + layout_->channels + static_cast<size_t>(set) * layout_->channel_stride +
+std::byte* Segment::channel(int lane, int local_rank) const {
+  return base_ + layout_->channels + static_cast<size_t>(lane) * layout_->channel_stride +
          static_cast<size_t>(local_rank) * Channel::kBytesPerRank;
 }
 
-void Segment::reserve_channel(int set, int local_rank) const {
-  const auto offset = static_cast<size_t>(channel(set, local_rank) - base_);
-  if (const int code = reserve(fd_, offset, Channel::kBytesPerRank); code != 0) {
-    throw SystemError("no memory for the buffers of process set " + std::to_string(set) + " (" +
-                          std::to_string(Channel::kBytesPerRank) + " bytes)",
-                      code);
-  }
+int Segment::reserve_channel(int lane, int local_rank) const {
+  return reserve(fd_, static_cast<size_t>(channel(lane, local_rank) - base_), Channel::kBytesPerRank);
 }
 
 std::byte* Segment::tray_heads(int local_rank) const {

@@ -12,7 +12,7 @@
 //   request rings     per local rank: full requests on their way to the coordinator
 //   log               what the coordinator decided, read by every rank
 //   tray heads        per local rank: flags and tiny letters of standing orders (see transport/trays.h)
-//   channels          per process set: flags and chunk buffers of the collectives (see transport/channel.h)
+//   channels          per lane: flags and chunk buffers of the collectives (see transport/channel.h)
 //   trays             per standing order: the larger letters
 //
 // Rules that keep it safe:
@@ -103,6 +103,9 @@ class Segment {
   static constexpr size_t kRequestRingBytes = 128 << 10;
   static constexpr size_t kLogBytes = 256 << 10;
   static constexpr int kMaxSets = 256;
+  // A lane for each process set, and one for each standing order that needs one (engine/standing_orders.h).
+  static constexpr int kOrderLanes = 16;
+  static constexpr int kLanes = kMaxSets + kOrderLanes;
   static constexpr int kMaxSequences = 16;
 
   // Returns the descriptor of a new, formatted and sealed segment. Throws SystemError.
@@ -137,10 +140,10 @@ class Segment {
   std::byte* request_bytes(int local_rank) const;
   ByteRingLines& log_lines() const;
   std::byte* log_bytes() const;
-  // The part of a process set's channel that belongs to one local rank.
-  std::byte* channel(int set, int local_rank) const;
-  // Makes sure that memory for that part exists, so that touching it can't raise SIGBUS. Throws SystemError.
-  void reserve_channel(int set, int local_rank) const;
+  // The part of a lane's channel that belongs to one local rank.
+  std::byte* channel(int lane, int local_rank) const;
+  // Makes sure that memory for that part exists, so that touching it can't raise SIGBUS. Returns 0, or why not (errno).
+  [[nodiscard]] int reserve_channel(int lane, int local_rank) const;
   // The heads of a local rank's letters in all trays, and the first of its larger ones in one tray.
   std::byte* tray_heads(int local_rank) const;
   std::byte* tray(int tray, int local_rank) const;

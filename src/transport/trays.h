@@ -1,7 +1,7 @@
 // How the members of a standing order (engine/standing_orders.h) that share a host exchange their letters.
 //
 // Words. The segment has kTrays *trays*; an order whose members share hosts has one of them, on every host the same.
-// (One that needs a lane of the network has one for its number only.) In a tray each rank of the host has room for two
+// (One of members that are alone on their hosts, but need a lane, has one for its number only.) In a tray each rank of the host has room for two
 // letters. The letters of a tray are numbered 1, 2, ... over its whole life, whichever order has it, and the order's
 // members count alike; letter n lies at n % 2. It has a head (one line), in which a payload of up to kInlineBytes
 // rides, so that flag and payload come over in one cache line, and a buffer. The head also says how many bytes the
@@ -33,7 +33,7 @@ namespace hvd {
 // The trays as one member of a process set sees them.
 class Trays {
  public:
-  static constexpr int kTrays = 16;
+  static constexpr int kTrays = Segment::kOrderLanes;
   static constexpr size_t kMostBytes = 256 << 10;  // of a letter
   static constexpr size_t kInlineBytes = kLine - 16;
   static constexpr uint64_t kParts = 16;

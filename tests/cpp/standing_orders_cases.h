@@ -4,7 +4,8 @@
 
 #include <doctest/doctest.h>
 
-#include <set>
+#include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,11 +17,17 @@ constexpr int kEnough = 20;  // rounds, until an order stands
 
 inline const std::vector<std::vector<int>> kTwoRanks = {{1, 1}, {2}}, kThreeRanks = {{1, 1, 1}, {3}, {2, 1}};
 
-// Of int64: what goes in a letter, what begins with one and goes on over a lane, and several pieces of that.
-constexpr size_t kSmall = 10, kByLane = 40'000, kManyPieces = 140'001;
+// Of int64: what goes in a letter, what begins with one and goes on over a lane, and several pieces of that; and what
+// needs a lane only between hosts with several members, in one chunk.
+constexpr size_t kSmall = 10, kByLane = 40'000, kManyPieces = 140'001, kOneChunk = 1'000;
 
-inline bool all_alone(const std::vector<int>& host_of) {
-  return std::set(host_of.begin(), host_of.end()).size() == host_of.size();
+// Whether large sums may stand: between hosts with as many members each.
+inline bool have_lanes(const std::vector<int>& host_of) {
+  std::map<int, int> numbers;
+  for (const int host : host_of) ++numbers[host];
+  return numbers.size() > 1 && std::all_of(numbers.begin(), numbers.end(), [&](const auto& each) {
+           return each.second == numbers.begin()->second;
+         });
 }
 
 // Layouts with numbers of elements, by each of the ways that there are for them.
@@ -35,7 +42,7 @@ inline std::vector<Case> with_counts(const std::vector<std::vector<int>>& layout
     const HostOf hosts = hosts_with(each);
     cases.push_back({hosts, kSmall});
     for (const size_t count : by_lane) {
-      if (all_alone(hosts.ranks)) cases.push_back({hosts, count});
+      if (have_lanes(hosts.ranks)) cases.push_back({hosts, count});
     }
   }
   return cases;

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <numeric>
 #include <thread>
 
 #include "engine/standing_orders.h"
@@ -28,7 +29,7 @@ void on_ranks_that_stall(const RankGroup& group, Body body) {
 }  // namespace
 
 TEST_CASE("who waits under an order for a rank that has left hears of it, and gets what it had sent before") {
-  const std::vector<Case> cases = with_counts({{1, 1}, {1, 1, 1}, {2}, {3}, {2, 1}});
+  const std::vector<Case> cases = with_counts({{1, 1}, {1, 1, 1}, {2}, {3}, {2, 1}, {2, 2}});
   for (int round = 0; round < 60; ++round) {
     const Case& each = cases[static_cast<size_t>(round) % cases.size()];
     const RankGroup group(each.hosts);
@@ -38,8 +39,9 @@ TEST_CASE("who waits under an order for a rank that has left hears of it, and ge
       if (rank == leaver) return;
       std::vector<int64_t> data(each.count, 1);
       const auto request = sum_request("x", data);
-      CHECK(try_to_run(engine, request) == HVD_SHUT_DOWN);
-      // Of three, another one may have left because of it.
+      const hvd_status status = try_to_run(engine, request);
+      // Of more than two, another one may have left because of it, and be heard first.
+      CHECK((status == HVD_SHUT_DOWN || (n > 2 && status == HVD_PEER_LOST)));
       if (n == 2)
         CHECK_MESSAGE(request->error.find("rank " + std::to_string(leaver) + " (pid") != std::string::npos,
                       request->error);
@@ -76,7 +78,7 @@ TEST_CASE("a job that stops for another reason fails what waits under an order")
 }
 
 TEST_CASE("a job that stops while large rounds follow each other fails one on every rank, and none hangs") {
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}, {2, 2}}) {
     for (int time = 0; time < 2; ++time) {
       on_ranks_that_stall(RankGroup(hosts), [](int rank, Engine& engine) {
         std::vector<int64_t> alone(kSmall, 1);
@@ -98,8 +100,9 @@ TEST_CASE("a job that stops while large rounds follow each other fails one on ev
 TEST_CASE("who leaves in the middle of a large round ends it for all, and the others hear who it was") {
   constexpr size_t kCount = (4 << 20) / sizeof(int64_t);
   std::atomic<int> cut{0};
-  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}}) {
-    for (int leaver = 0; leaver < static_cast<int>(hosts.size()); ++leaver) {
+  for (const std::vector<int>& hosts : std::vector<std::vector<int>>{{1, 1}, {1, 1, 1}, {2, 2}}) {
+    const int ranks = std::accumulate(hosts.begin(), hosts.end(), 0);
+    for (int leaver = 0; leaver < ranks; ++leaver) {
       on_all_ranks(RankGroup(hosts), {}, [&](int rank, Engine& engine) {
         reduce(engine, "x", 6, kCount);
         std::vector<int64_t> data(kCount, 1);
@@ -111,8 +114,8 @@ TEST_CASE("who leaves in the middle of a large round ends it for all, and the ot
             return;
           }
           CHECK((status == HVD_SHUT_DOWN || status == HVD_PEER_LOST));  // between two frames, or in one
-          // Of three, another one may have left because of it.
-          if (hosts.size() == 2) CHECK(request->error.find("rank " + std::to_string(leaver)) != std::string::npos);
+          // Of more than two, another one may have left because of it.
+          if (ranks == 2) CHECK(request->error.find("rank " + std::to_string(leaver)) != std::string::npos);
           return;
         }
         const uint64_t before = engine.counters().net_payload_out.get();

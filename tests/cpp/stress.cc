@@ -126,13 +126,13 @@ void work_in_a_row(Engine& engine, const RankGroup& group, const std::vector<int
   const int rank = engine.world().rank;
   for (const int set : sets) {
     for (int round = 0; round < 14; ++round) {
-      constexpr size_t kSizes[] = {1, 2, 400};
+      constexpr size_t kSizes[] = {1, 700, 400};
       constexpr int kNames[] = {0, 8, 0, 9, 10, 0, 11};
       const int turn = step / 16;
       Item item{set, kNames[turn % 7], {}, {}, {}, nullptr};
       // One that had too many rows stands no more: such a name is used for one turn.
       const bool many = item.name == 8 && round == 12;
-      // More than a letter: by a lane, where members are alone on their hosts. At the beginning only, as above.
+      // More than a letter: by a lane, where hosts have as many members each. At the beginning only, as above.
       const bool long_sum = item.name == 0 && turn == 2;
       const size_t n = many || long_sum ? 40'000 : item.name == 9 ? 3'000 : kSizes[turn % 3];
       const std::string name = "row" + std::to_string(thread) + (item.name == 8 ? "." + std::to_string(turn) : "");
