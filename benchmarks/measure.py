@@ -1,7 +1,7 @@
 """Timing in one rank: the gate where ranks meet, and the loop around what is timed.
 
-Before and after each iteration all ranks meet at a gate that belongs to none of the peers. The time of an iteration runs
-from the moment when the last rank calls until the last rank returns: ranks share a host and therefore a clock.
+Before and after each iteration all ranks meet at a gate that belongs to none of the peers. The time of an iteration
+runs from the moment when the last rank calls until the last rank returns: ranks share a host and therefore a clock.
 """
 
 import gc

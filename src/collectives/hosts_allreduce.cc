@@ -31,8 +31,8 @@
 // sends: both ends go through the rounds alike, so both know what comes next.
 //
 // A round of a standing order (engine/standing_orders.h) begins without agreement. So its first chunk is published in
-// the order's tray, and what `begin` sends of it goes in letters, from every member to its counterparts. When these have
-// come everybody takes part in the round; the rest goes by the order's own channel and streams.
+// the order's tray, and what `begin` sends of it goes in letters, from every member to its counterparts. When these
+// have come everybody takes part in the round; the rest goes by the order's own channel and streams.
 #include <algorithm>
 #include <array>
 #include <utility>

@@ -8,8 +8,8 @@
 // network, to boxes that have the order's number (transport/letter_boxes.h); for those on its own host a member leaves
 // one in shared memory, in the order's tray (transport/trays.h). So different names need no order among each other.
 // A larger sum between hosts with as many members each begins with letters, too, of its first bytes: when all have come
-// everybody has begun, and the rest goes over a lane of the order's own. Who shares its host leaves such a letter in its
-// tray, and each adds a part of those of its host up and sends it, as its letter, to who does the same elsewhere.
+// everybody has begun, and the rest goes over a lane of the order's own. Who shares its host leaves such a letter in
+// its tray, and each adds a part of those of its host up and sends it, as its letter, to who does the same elsewhere.
 // Allreduces have standing orders on any hosts; broadcast, reducescatter, allgather and alltoall among members of one.
 //
 //   Stand{order, id, tray} in the log, just before the Run of the round that is agreed on as usual. Orders have numbers

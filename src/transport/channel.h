@@ -2,9 +2,9 @@
 //
 // Words. A set has a channel for its *lane*, and one more for each of its standing orders that needs a lane of its own.
 // A *chunk* is one step of one collective; the chunks of a channel are numbered 0, 1, 2, ... over its whole life, the
-// same on all members because they run the same log, or the same order's rounds, in the same order. Each member has kSlots *slots*; chunk s uses
-// slot s % kSlots. A slot has a head (one line) and a buffer of kChunkBytes; a payload of up to kInlineBytes rides in
-// the head itself, so that flag and payload come over in one cache line.
+// same on all members because they run the same log, or the same order's rounds, in the same order. Each member has
+// kSlots *slots*; chunk s uses slot s % kSlots. A slot has a head (one line) and a buffer of kChunkBytes; a payload of
+// up to kInlineBytes rides in the head itself, so that flag and payload come over in one cache line.
 //
 // Per member three counters, all written by that member alone:
 //   head[s % kSlots].sequence = s + 1   "published": my payload of chunk s may be read

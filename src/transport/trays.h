@@ -1,11 +1,11 @@
 // How the members of a standing order (engine/standing_orders.h) that share a host exchange their letters.
 //
 // Words. The segment has kTrays *trays*; an order whose members share hosts has one of them, on every host the same.
-// (One of members that are alone on their hosts, but need a lane, has one for its number only.) In a tray each rank of the host has room for two
-// letters. The letters of a tray are numbered 1, 2, ... over its whole life, whichever order has it, and the order's
-// members count alike; letter n lies at n % 2. It has a head (one line), in which a payload of up to kInlineBytes
-// rides, so that flag and payload come over in one cache line, and a buffer. The head also says how many bytes the
-// letter has.
+// (One of members that are alone on their hosts, but need a lane, has one for its number only.) In a tray each rank of
+// the host has room for two letters. The letters of a tray are numbered 1, 2, ... over its whole life, whichever order
+// has it, and the order's members count alike; letter n lies at n % 2. It has a head (one line), in which a payload of
+// up to kInlineBytes rides, so that flag and payload come over in one cache line, and a buffer. The head also says how
+// many bytes the letter has.
 //
 // Per rank, tray and n % 2 one flag, written by that rank alone:
 //   number = n * kParts + p   "published": the first p parts of my letter n may be read; all of it if p is kParts

@@ -25,9 +25,8 @@ constexpr size_t kSmall = 10, kByLane = 40'000, kManyPieces = 140'001, kOneChunk
 inline bool have_lanes(const std::vector<int>& host_of) {
   std::map<int, int> numbers;
   for (const int host : host_of) ++numbers[host];
-  return numbers.size() > 1 && std::all_of(numbers.begin(), numbers.end(), [&](const auto& each) {
-           return each.second == numbers.begin()->second;
-         });
+  return numbers.size() > 1 && std::all_of(numbers.begin(), numbers.end(),
+                                           [&](const auto& each) { return each.second == numbers.begin()->second; });
 }
 
 // Layouts with numbers of elements, by each of the ways that there are for them.

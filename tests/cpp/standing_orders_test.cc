@@ -134,11 +134,10 @@ TEST_CASE("the bits are the same with and without an order") {
 }
 
 TEST_CASE("where there are more names than trays, the others are agreed on; trays are used again") {
-  for (const auto& [hosts, least] :
-       std::vector<Case>{{hosts_with({2}), 1},
-                         {hosts_with({2, 1}), 1},
-                         {hosts_with({1, 1}), kByLane},
-                         {hosts_with({2, 2}), kOneChunk}}) {
+  for (const auto& [hosts, least] : std::vector<Case>{{hosts_with({2}), 1},
+                                                      {hosts_with({2, 1}), 1},
+                                                      {hosts_with({1, 1}), kByLane},
+                                                      {hosts_with({2, 2}), kOneChunk}}) {
     const RankGroup group(hosts);
     on_all_ranks(group, {}, [first = least](int, Engine& engine) {
       constexpr int kNames = Trays::kTrays + 4;
