@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from skipping import skip
 from waiting import wait_until
 
 from horovod.common.rendezvous.encryption import find_encryption
@@ -63,7 +64,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     To be used so: `pytestmark = pytest.mark.usefixtures("transport")`.
     """
     if request.param == "encrypted" and not find_encryption().library:
-        pytest.skip("needs OpenSSL 3 (Debian's package libssl3)")
+        skip("needs OpenSSL 3 (Debian's package libssl3)")
     monkeypatch.setenv("RANKS_TOPOLOGY", request.param)
     return str(request.param)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,8 +21,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import pytest
 from launching import HOROVODRUN, Launcher
+from skipping import skip
 from waiting import wait_until
 
 _PROGRAMS = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2", "unshare": "util-linux"}
@@ -153,11 +154,13 @@ class Machine:
         """Has nobody listen for ssh there for the time of a block."""
         stop = self._folder / f"{self.name}.no-sshd"
         stop.touch()
-        self._end_sshd()
-        wait_until(lambda: not self.is_sshd_there(), "sshd has ended")
-        yield
-        stop.unlink()
-        wait_until(self.is_sshd_there, "sshd is there again")
+        try:
+            self._end_sshd()
+            wait_until(lambda: not self.is_sshd_there(), "sshd has ended")
+            yield
+        finally:
+            stop.unlink()
+            wait_until(self.is_sshd_there, "sshd is there again")
 
     @contextlib.contextmanager
     def with_sshd_options(self, *options: str) -> Iterator[None]:
@@ -165,30 +168,41 @@ class Machine:
         path = self._folder / f"{self.name}.sshd"
         before = path.read_text()
         path.write_text("\n".join(options) + before)
-        with self.without_sshd():
-            pass
-        yield
-        path.write_text(before)
-        with self.without_sshd():
-            pass
+        try:
+            with self.without_sshd():
+                pass
+            yield
+        finally:
+            path.write_text(before)
+            with self.without_sshd():
+                pass
 
     @contextlib.contextmanager
     def mounted(self, source: str, at: str) -> Iterator[None]:
         """Has a file or folder in place of another, on this machine only; "tmpfs": an empty folder."""
         self.run(f"mount -t tmpfs none {at}" if source == "tmpfs" else f"mount --bind {source} {at}")
-        yield
-        self.run(f"umount {at}")
+        try:
+            yield
+        finally:
+            self.run(f"umount --lazy {at}")  # Something may still use it, after a failure.
 
     @contextlib.contextmanager
     def filtered(self, *rules: str) -> Iterator[None]:
-        """Has rules of nftables for what comes in at eth0, for the time of a block."""
+        """Has rules of nftables for what comes in at eth0, for the time of a block; see `counted`."""
         if not _which("nft"):
-            pytest.skip("not installed: the Debian package nftables")
-        self.run("nft add table inet t && nft add chain inet t c '{ type filter hook input priority 0; }'")
-        for rule in rules:
-            self.run(f"nft add rule inet t c iif eth0 {rule}")
-        yield
-        self.run("nft delete table inet t")
+            skip("not installed: the Debian package nftables")
+        self.run("nft add table inet t")
+        try:
+            self.run("nft add chain inet t c '{ type filter hook input priority 0; }'")
+            for rule in rules:
+                self.run(f"nft add rule inet t c iif eth0 {rule}")
+            yield
+        finally:
+            self.run("nft delete table inet t")
+
+    def counted(self) -> int:
+        """How many packets have come to the `counter` in the rules of `filtered`."""
+        return int(re.findall(r"counter packets (\d+)", self.run("nft list table inet t"))[0])
 
     def _end_sshd(self) -> None:
         self.run("for p in /proc/[0-9]*; do if grep -q '^sshd:.*listener' $p/cmdline; then kill ${p#/proc/}; fi; done")
@@ -322,7 +336,7 @@ class Machines:
 
 @contextlib.contextmanager
 def machines(count: int, folder: Path, delays: Mapping[str, float] | None = None) -> Iterator[Machines]:
-    """Some machines for the time of a block; skips the test where there can be none.
+    """Some machines for the time of a block; without them, as `skip`.
 
     Args:
         count: How many.
@@ -331,7 +345,7 @@ def machines(count: int, folder: Path, delays: Mapping[str, float] | None = None
     """
     reason = why_not()
     if reason:
-        pytest.skip(reason)
+        skip(reason)
     made = Machines(count, folder, delays or {})
     try:
         yield made

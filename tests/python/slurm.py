@@ -6,8 +6,8 @@ import os
 import shutil
 import subprocess
 
-import pytest
 from machines import Machines
+from skipping import skip
 from waiting import wait_until
 
 _PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "munged": "munge", "srun": "slurm-client"}
@@ -52,7 +52,7 @@ class Slurm:
     def __init__(self, cluster: Machines) -> None:
         missing = [package for program, package in _PROGRAMS.items() if not shutil.which(program, path=_PATH)]
         if missing:
-            pytest.skip(f"not installed: the Debian package {', '.join(missing)}")
+            skip(f"not installed: the Debian package {', '.join(missing)}")
         self._cluster, self._first = cluster, cluster.all[0]
         folder = cluster.folder
         names = ",".join(machine.name for machine in cluster.all)

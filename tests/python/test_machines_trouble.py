@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import sysconfig
@@ -88,7 +89,8 @@ def test_a_host_without_this_python(cluster: Machines) -> None:
 
 def older_python() -> str:
     names = [f"python3.{minor}" for minor in range(10, 5, -1)]
-    places = [*Path.home().glob(".pyenv/versions/*/bin"), Path("/usr/bin"), Path("/usr/local/bin")]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    places = [*pyenv.glob("versions/*/bin"), Path("/usr/bin"), Path("/usr/local/bin")]
     for name in names:
         found = shutil.which(name, path=":".join(map(str, places)))
         if found:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from documents import ROOT
+from skipping import skip
 
 SOURCES = ("CMakeLists.txt", "LICENSE", "README.md", "horovod", "pyproject.toml", "src")
 # CPU time, which is the same on a busy machine: two cores have 120 s in a minute.
@@ -83,7 +84,7 @@ def test_the_wheel_has_all_modules_and_nothing_else(wheel: Path) -> None:
 
 def test_the_libraries_need_nothing_but_the_system(wheel: Path, tmp_path: Path) -> None:
     if shutil.which("readelf") is None:
-        pytest.skip("readelf is missing; install the Debian package binutils")
+        skip("readelf is missing; install the Debian package binutils")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     for name in LIBRARIES:

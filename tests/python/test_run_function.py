@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from machines import machines
+from skipping import import_or_skip
 from waiting import wait_until
 
 import horovod
@@ -180,8 +181,8 @@ def test_functions_run_on_other_machines_too(tmp_path: Path) -> None:
 
 
 def test_the_example_notebook_runs() -> None:
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
+    nbformat = import_or_skip("nbformat")
+    nbclient = import_or_skip("nbclient")
     path = Path(__file__).resolve().parent.parent.parent / "examples/notebook.ipynb"
     notebook = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(path.parent)}}).execute()
