@@ -34,6 +34,7 @@ from horovod.runner.hosts import Slot, host_names
 from horovod.runner.reach_map import ReachMap
 from horovod.runner.reachability import Endpoint
 from horovod.runner.rendezvous import rendezvous_variables
+from horovod.runner.run_task import DIFFERENT_MINORS, understand_each_other
 from horovod.runner.ssh import SshOptions
 
 # How long to wait for the troubles of other hosts after the first.
@@ -218,12 +219,9 @@ class ClusterCrew:
             self._note_trouble(
                 agent, f"it has Horovod {version}, this machine {__version__}. All hosts need the same version.", 1
             )
-        elif self._plan.payload is not None and _minor(python) != _minor(platform.python_version()):
+        elif self._plan.payload is not None and not understand_each_other(python, platform.python_version()):
             self._note_trouble(
-                agent,
-                f"it has Python {python}, this machine {platform.python_version()}: a function can't be sent from one "
-                "to the other. All hosts need the same minor version.",
-                1,
+                agent, f"it has Python {python}, this machine {platform.python_version()}: {DIFFERENT_MINORS}", 1
             )
         elif self._plan.interfaces and not set(self._plan.interfaces) & set(interfaces):
             self._note_trouble(
@@ -389,7 +387,3 @@ def _working_directory() -> str:
         return known if os.path.isabs(known) and os.path.samefile(known, ".") else os.getcwd()
     except OSError:
         return os.getcwd()
-
-
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]

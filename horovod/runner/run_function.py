@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import platform
 import signal
 import subprocess
 import sys
@@ -143,7 +144,9 @@ def _pickled_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     from horovod.runner.run_task import Call
 
     # "" stands for the current directory, which is that of the workers too.
-    return pickle.dumps(Call(list(sys.path), cloudpickle.dumps((func, tuple(args), dict(kwargs)))))
+    return pickle.dumps(
+        Call(platform.python_version(), list(sys.path), cloudpickle.dumps((func, tuple(args), dict(kwargs))))
+    )
 
 
 def _run_job(arguments: Sequence[str], payload: bytes, size: int) -> list[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import platform
 import sys
 import traceback
 from dataclasses import dataclass
@@ -16,12 +17,20 @@ from typing import Any
 
 from horovod.runner.local_crew import RESULT_VARIABLE
 
+DIFFERENT_MINORS = "a function can't be sent from one to the other. All hosts need the same minor version."
+
+
+def understand_each_other(python: str, other: str) -> bool:
+    """Whether functions can be sent from one version of Python to another: their code is that of a minor version."""
+    return python.split(".")[:2] == other.split(".")[:2]
+
 
 @dataclass(frozen=True)
 class Call:
     """What to run."""
 
-    path: list[str]  # Where the caller finds its modules.
+    python: str  # The version of the caller's.
+    path: list[str]  # Where it finds its modules.
     function: bytes  # Function, args and kwargs, by cloudpickle: can be read only with that path.
 
 
@@ -46,6 +55,9 @@ def _run(call: Call) -> Outcome:
     import cloudpickle
 
     try:
+        own = platform.python_version()
+        if not understand_each_other(call.python, own):  # Before any of its code is read.
+            raise RuntimeError(f"{sys.executable} is Python {own}, the caller's is {call.python}: {DIFFERENT_MINORS}")
         sys.path[:] = call.path
         function, args, kwargs = pickle.loads(call.function)
         value = function(*args, **kwargs)

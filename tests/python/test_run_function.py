@@ -5,20 +5,23 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import machines
+from machines import Machines, machines
 from skipping import import_or_skip
 from waiting import wait_until
 
 import horovod
 import horovod.runner
+from horovod.runner import agent
 
 
 def total(first: float, second: float = 0.0) -> tuple[int, float]:
@@ -155,29 +158,137 @@ def test_nothing_is_left_when_the_caller_is_interrupted_or_killed(signum: int, t
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the workers are gone", 30)
 
 
-def test_functions_run_on_other_machines_too(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import json, os, horovod\n"
-        "def place():\n"
-        "    import horovod.numpy as hvd\n"
-        "    hvd.init()\n"
-        "    if hvd.rank() == 3 and os.environ.get('FAIL'): raise ValueError('over there')\n"
-        "    return hvd.rank(), os.uname().nodename, hvd.allreduce([1.0], op=hvd.Sum)[0]\n"
-        "print(json.dumps(horovod.run(place, num_proc=4, hosts='h1:2,h2:2')))\n"
-    )
-    with machines(2, tmp_path) as cluster:
-        out = cluster["h1"].run(f"{sys.executable} -P {program}")
-        assert json.loads(out) == [[0, "h1", 4.0], [1, "h1", 4.0], [2, "h2", 4.0], [3, "h2", 4.0]]
-        failed = subprocess.run(
-            cluster["h1"].command(["env", "FAIL=1", sys.executable, "-P", str(program)]),
-            capture_output=True,
-            text=True,
-            check=False,
+def test_ranks_are_waited_for_as_long_as_the_caller_says() -> None:
+    def come_or_stay_away() -> None:
+        import horovod.numpy as hvd
+
+        if os.environ["HOROVOD_RANK"] == "0":
+            hvd.init()
+        sys.stdin.read()
+        threading.Event().wait()
+
+    with pytest.raises(RuntimeError, match=r"rank 0 of 2 failed: .* rank 1 .* did not arrive within 1 s"):
+        horovod.run(come_or_stay_away, num_proc=2, start_timeout=1)
+
+
+def test_a_network_interface_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="exit code 2"):
+        horovod.run(os.getpid, network_interfaces=["lo", "no0"])
+    assert "horovod.run: --network-interfaces: there is no no0 here" in capfd.readouterr().err
+    with (
+        pytest.warns(DeprecationWarning, match="network_interface is deprecated, use network_interfaces"),
+        pytest.raises(RuntimeError, match="exit code 2"),
+    ):
+        horovod.run(os.getpid, network_interface="no1")
+    assert "horovod.run: --network-interfaces: there is no no1 here" in capfd.readouterr().err
+
+
+def python_wrapper(path: Path, *, environment: str) -> str:
+    """A Python that is this one, with something in its environment."""
+    path.write_text(f'#!/bin/sh\n{environment} exec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+# What does not run another Python, but says so: functions do not survive the way from one to another, whatever it is.
+OTHER_MINOR = 'import platform\nplatform.python_version = lambda: "3.99.1"\n'
+
+
+def test_workers_with_a_python_of_another_minor_version_say_so(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OTHER_MINOR)
+    other = python_wrapper(tmp_path / "python", environment=f"PYTHONPATH={tmp_path}")
+    versions = rf"{sys.executable} is Python 3\.99\.1, the caller's is {platform.python_version()}"
+    with pytest.raises(RuntimeError, match=f"rank 0 of 1 failed: RuntimeError: {versions}") as caught:
+        horovod.run(os.getpid, executable=other)
+    assert "All hosts need the same minor version." in str(caught.value)
+
+
+# Calls horovod.run with the arguments that it is called with, in JSON.
+PROGRAM = """
+import json, os, sys, horovod
+
+def place():
+    import horovod.numpy as hvd
+    hvd.init()
+    if hvd.rank() == 3:
+        raise ValueError('over there')
+    print('mark', os.environ.get('MARK'), flush=True)
+    return [hvd.rank(), os.uname().nodename, hvd.allreduce([1.0], op=hvd.Sum)[0]]
+
+values = horovod.run(place, **json.loads(sys.argv[1]))
+print("values", json.dumps(values))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """Two machines, h1 and h2; every test leaves them as they were."""
+    with machines(2, tmp_path_factory.mktemp("machines")) as made:
+        yield made
+
+
+def run_on(cluster: Machines, **arguments: Any) -> subprocess.CompletedProcess[str]:
+    """Calls horovod.run on h1."""
+    call = [sys.executable, "-P", "-c", PROGRAM, json.dumps(arguments)]
+    done = subprocess.run(cluster["h1"].command(call), capture_output=True, text=True, check=False)
+    cluster.wait_until_nothing_is_left()
+    return done
+
+
+def values(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("values "))[7:])
+
+
+def test_functions_run_on_other_machines_too(cluster: Machines) -> None:
+    assert values(run_on(cluster, num_proc=3, hosts="h1:2,h2:2")) == [[0, "h1", 3.0], [1, "h1", 3.0], [2, "h2", 3.0]]
+    failed = run_on(cluster, num_proc=4, hosts="h1:2,h2:2")
+    assert failed.returncode == 1
+    assert "RuntimeError: horovod.run: rank 3 of 4 failed: ValueError: over there" in failed.stderr
+
+
+def test_arguments_about_hosts_ssh_and_output_do_what_they_say(cluster: Machines, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("h2 slots=1\nh1 slots=1\n")
+    key = tmp_path / "other.key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", key], check=True)
+    # Who comes to the usual port, or with the usual key, is not let in.
+    with cluster["h2"].with_sshd_options("ListenAddress 10.77.0.2:2222", f"AuthorizedKeysFile {key}.pub"):
+        done = run_on(
+            cluster,
+            num_proc=2,
+            hostfile=str(tmp_path / "hosts"),
+            ssh_port=2222,
+            ssh_identity_file=str(key),
+            start_timeout=77,
+            output_filename=str(tmp_path / "logs"),
+            network_interfaces=["ib0", "eth0"],
+            verbose=True,
+            use_gloo=True,
+            executable=python_wrapper(tmp_path / "python", environment="MARK=wrapped"),
         )
-        assert failed.returncode == 1
-        assert "RuntimeError: horovod.run: rank 3 of 4 failed: ValueError: over there" in failed.stderr
-        cluster.wait_until_nothing_is_left()
+    assert values(done) == [[0, "h2", 2.0], [1, "h1", 2.0]]
+    for rank in (0, 1):
+        assert f"[{rank}]<stdout>:mark wrapped\n" in done.stdout
+        assert (tmp_path / f"logs/rank.{rank}/stdout").read_text() == "mark wrapped\n"
+    said = done.stderr.splitlines()
+    assert "Remote host found: h2" in said
+    assert any("Setting HOROVOD_START_TIMEOUT=77" in line for line in said)
+    assert any("Host h2 is reached at 10.77.0.2 (eth0)" in line for line in said)
+
+
+def test_a_host_with_a_python_of_another_minor_version(cluster: Machines, tmp_path: Path) -> None:
+    original = Path(agent.__file__)
+    (tmp_path / "agent.py").write_text(original.read_text().replace("platform.python_version()", '"3.99.1"'))
+    with cluster["h2"].mounted(str(tmp_path / "agent.py"), str(original)):
+        done = run_on(cluster, num_proc=2, hosts="h1,h2")
+    assert done.returncode == 1
+    assert "mark" not in done.stdout
+    reason = (
+        f"  h2: it has Python 3.99.1, this machine {platform.python_version()}: a function can't be sent from one to"
+    )
+    assert f"1 of 2 hosts can't be used:\n{reason}" in done.stderr
+    assert done.stderr.count("3.99.1") == 1
+    assert "h1: " not in done.stderr
 
 
 def test_the_example_notebook_runs() -> None:
