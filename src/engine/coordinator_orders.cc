@@ -40,15 +40,15 @@ bool Coordinator::may_stand(uint32_t id) const {
   const Name& name = names_[id];
   const size_t members = sets_[static_cast<size_t>(name.key.set)].size();
   if (members < 2 || members > kMostMembers || orders_.size() >= kMostOrders) return false;
-  // How many rows there are only the members know: who has too many says so.
-  const bool small =
-      moves_rows(name.meta.op) ? !unfit_.contains(name.key) : name.bytes > 0 && name.bytes <= most_bytes(name);
+  // How many rows there are, and whether there is memory, only the members know: whoever has too many, or too little,
+  // says so.
+  const bool small = moves_rows(name.meta.op) || (name.bytes > 0 && name.bytes <= most_bytes(name));
   const bool one_host = hosts_of_set_[static_cast<size_t>(name.key.set)].size() == 1;
   const hvd_op op = name.meta.op;
   const bool sums = op == HVD_ALLREDUCE && name.meta.reduce_op != HVD_ADASUM && (one_host || !settings_.allreduce_ring);
   const bool others = one_host && (op == HVD_BROADCAST || op == HVD_REDUCESCATTER || moves_rows(op));
-  return cached(id) && name.order == 0 && name.sequence == 0 && (sums || others) && small && joined_.empty() &&
-         (!needs_tray(name) || free_tray() >= 0);
+  return cached(id) && name.order == 0 && name.sequence == 0 && (sums || others) && small &&
+         !unfit_.contains(name.key) && joined_.empty() && (!needs_tray(name) || free_tray() >= 0);
 }
 
 bool Coordinator::shares_hosts(int set) const {

@@ -83,7 +83,7 @@ void Engine::apply(const Stand& entry) {
                                       : meta.bytes();
   order.no_memory = shares_host && !(segment_->reserve_tray(entry.tray, world_.local_rank, order.longest) &&
                                      (!by_lane || executor_.open_lane(ids_[entry.id].key.set, entry.tray)));
-  if (order.no_memory) revoke(entry.order, order);
+  if (order.no_memory) revoke(entry.order, order, true);
 }
 
 // With mutex_ held: its Evict has been read.

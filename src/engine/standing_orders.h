@@ -47,10 +47,10 @@
 //   Loss. An operation under an order is a batch of its own in the executor, with the same checks for peers that are
 //   gone: what such a one has sent is used, also from its tray, which stays mapped; a wait for more ends with an error.
 //   When the job fails for another reason it is failed like one that was never logged.
-//   Memory. The flags of all trays exist from the beginning; that for a member's letters is made sure of when it reads
-//   Stand. If there is none it asks to end the order, and sends no letter of it. So does a member whose rows, in an
-//   allgather or alltoall, are more than a letter holds; nor does the name stand again then.
-//   Same bits. Members fold in the order of ranks on each host, and then in that of hosts, as always.
+//   Memory. The flags of all trays exist from the beginning; that for a member's letters, and for its part of the
+//   lane's channel, is made sure of when it reads Stand. If there is none it asks to end the order, and sends no letter
+//   of it. So does a member whose rows, in an allgather or alltoall, are more than a letter holds. The name does not
+//   stand again then. Same bits. Members fold in the order of ranks on each host, and then in that of hosts, as always.
 //
 // When an order stands: see Coordinator::may_stand. It ends by whatever evicts the name: another signature, a full
 // cache, a joined rank, a removed set; and when a member asks for it (Revoke), because

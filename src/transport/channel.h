@@ -13,7 +13,8 @@
 //
 // Safety: a member writes its slot for chunk s only when all members are done with chunk s - kSlots, the last one that
 // used the slot; it reads a peer's slot only between that peer's `published` and its own `done`. So nobody writes what
-// another reads. Progress: a member that waits, waits for a chunk that its peer will reach by the log alone.
+// another reads. Progress: a member that waits, waits for a chunk that its peer will reach by the log alone or, in an
+// order's round, which all have begun, by itself.
 #ifndef HOROVOD_TRANSPORT_CHANNEL_H_
 #define HOROVOD_TRANSPORT_CHANNEL_H_
 

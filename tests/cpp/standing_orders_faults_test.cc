@@ -1,7 +1,11 @@
 // What operations under standing orders must survive: ranks that leave, stalls, a job that stops.
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <numeric>
 #include <thread>
 
@@ -10,6 +14,21 @@
 
 using namespace hvd;
 using namespace hvd::testing;
+
+namespace {
+
+std::atomic<int> refusals{0};  // how many reservations of memory are to fail
+
+}  // namespace
+
+// In place of the C library's, for all of this program.
+extern "C" int posix_fallocate(int fd, off_t offset, off_t bytes) {
+  int left = refusals;
+  while (left > 0 && !refusals.compare_exchange_weak(left, left - 1)) {
+  }
+  if (left > 0) return ENOSPC;
+  return syscall(SYS_fallocate, fd, 0, offset, bytes) == 0 ? 0 : errno;
+}
 
 namespace {
 
@@ -45,6 +64,26 @@ TEST_CASE("who waits under an order for a rank that has left hears of it, and ge
       if (n == 2)
         CHECK_MESSAGE(request->error.find("rank " + std::to_string(leaver) + " (pid") != std::string::npos,
                       request->error);
+    });
+  }
+}
+
+TEST_CASE("a name for which a member has no memory is agreed on as ever, and does not stand again") {
+  constexpr size_t kBeyondHead = 400;  // of a letter: the head's memory is always there
+  for (const Case& each : std::vector<Case>{{hosts_with({2}), kBeyondHead},
+                                            {hosts_with({2, 1}), kBeyondHead},
+                                            {hosts_with({2, 2}), kOneChunk},
+                                            {hosts_with({2, 2}), kByLane}}) {
+    const RankGroup group(each.hosts);
+    on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+      reduce(engine, "before", 1);
+      if (rank == 0) refusals = 1;
+      reduce(engine, "before", 1);  // nobody goes on before that
+      reduce(engine, "x", kEnough, each.count);
+      CHECK(refusals == 0);
+      CHECK(entries_during(engine, [&] { reduce(engine, "x", kEnough, each.count); }) >= kEnough);
+      reduce(engine, "y", kEnough, each.count);
+      CHECK(entries_during(engine, [&] { reduce(engine, "y", kEnough, each.count); }) == 0);
     });
   }
 }
