@@ -197,7 +197,7 @@ class Agent:
             )
             return
         # Home, user and shell are those of the login here; the launcher does not send its own.
-        shared = {**inherited(os.environ), **fields.text_map("environment")}
+        shared = {**inherited(os.environ), **fields.text_map("environment"), "PWD": directory}
         ranks, own = fields.get("ranks", list), fields.get("own", list)
         tasks = []
         for rank, variables in zip(ranks, own, strict=True):

@@ -14,6 +14,7 @@ from horovod.runner.agent_frames import FramePipe, Kind, encode_fields
 from horovod.runner.heartbeat import Heartbeat
 from horovod.runner.local_crew import take_over
 from horovod.runner.ssh import SshOptions, explain, local_agent_command, remote_agent_command
+from horovod.runner.supervisor import signal_name
 
 _MAX_STDERR = 8 << 10
 # How long the process may take to end after its output has.
@@ -168,7 +169,7 @@ class HostAgent:
         if self._stderr_fd >= 0:
             self._read_stderr()
             self._close_stderr()
-        self._tell_lost("the connection to it ended")
+        self._tell_lost(f"the connection to it ended: {self._how_it_ended(self._process.returncode)}")
 
     def _on_closed(self, reason: str) -> None:
         # What the process says when it ends tells more.
@@ -176,6 +177,14 @@ class HostAgent:
 
     def _on_silence(self, seconds: float) -> None:
         self._tell_lost(f"nothing was heard from it for {seconds:g} s. Is it up, and the network between?")
+
+    def _how_it_ended(self, code: int) -> str:
+        """How the process here ended, and where to look for the cause."""
+        program = "the agent on this machine" if self._ssh is None else "ssh"
+        if code < 0:
+            return f"{program} was killed by {signal_name(-code)} here. Was this machine out of memory (dmesg)?"
+        where = "this machine" if self._ssh is None else self.host
+        return f"{program} ended with exit code {code}. Has {where} gone down, or was the agent killed there (dmesg)?"
 
     def _tell_lost(self, reason: str) -> None:
         if self.done or self._lost:
@@ -186,8 +195,7 @@ class HostAgent:
             noise = self._pipe.noise() if self._pipe is not None else ""
             reason = explain(self.host, self._ssh, code, stderr, noise)
         else:
-            ended = "" if code is None else f" (exit code {code})"
-            reason = "\n".join([reason + ended, *(f"    {line}" for line in stderr.splitlines()[-12:])])
+            reason = "\n".join([reason, *(f"    {line}" for line in stderr.splitlines()[-12:])])
         self._lost = reason
         self.hang_up()
         self._events.on_lost(self, reason)

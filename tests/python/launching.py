@@ -99,6 +99,16 @@ class Launcher:
     def wait_until_nothing_is_left(self) -> None:
         wait_until(lambda: not self.living(), "no process of the job is left")
 
+    def read_stderr_until(self, text: str) -> str:
+        """Reads what it says, line by line, up to one with a text; `finish` returns what comes after that."""
+        assert self.process.stderr is not None
+        told = ""
+        while text not in told:
+            line = self.process.stderr.readline().decode()
+            assert line, f"it has ended without '{text}': {told}"
+            told += line
+        return told
+
     def finish(self, seconds: float = 30.0) -> tuple[int, str, str]:
         """Wait for the end and return exit code, stdout and stderr; nothing may be left of the job."""
         outcome = self.finish_here(seconds)

@@ -3,9 +3,13 @@
 A machine is a set of namespaces (network, host name, mounts, processes) with a shell as its first process, and an
 interface eth0 on a bridge, which is in a network namespace of its own. All of it lives as long as its first process:
 nothing has a name on this machine, and nothing is left behind. The files are those of this machine, but for
-/etc/hosts, /etc/resolv.conf (there are no name servers), /etc/ssh and the home's .ssh.
+/etc/hosts, /etc/resolv.conf (there are no name servers), /etc/ssh, and the home's .ssh and .bashrc: a login is not to do
+what its user has there, and leave half of it behind when a machine is switched off.
 
     h1: 10.77.0.1, fd77::1    h2: 10.77.0.2, fd77::2    ...
+
+They may have a second network too, eth1 with 10.78.0.1, ..., and then also an interface docker0, which leads nowhere and
+has the same address on all of them.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from skipping import skip
 from waiting import wait_until
 
 _PROGRAMS = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2", "unshare": "util-linux"}
+SHARED_ADDRESS = "172.17.0.1"  # Of docker0, on all machines.
 _PR_SET_PDEATHSIG = 1
 _FIRST_PROCESS = """
     read -r go
@@ -35,6 +40,7 @@ _FIRST_PROCESS = """
     mount -t tmpfs none /run && mkdir /run/sshd
     mount --bind {folder}/ssh /etc/ssh
     if [ -d {home}/.ssh ]; then mount --bind {folder}/empty {home}/.ssh; fi
+    if [ -e {home}/.bashrc ]; then mount --bind {folder}/no-settings {home}/.bashrc; fi
     ip link set lo up
     echo ready
     while :; do
@@ -111,6 +117,7 @@ class Machine:
             preexec_fn=_die_with_parent,  # noqa: PLW1509
         )
         self.pid = _only_child(self._holder.pid)
+        self._processes = os.readlink(f"/proc/{self.pid}/ns/pid")  # Its namespace of processes.
 
     def boot(self) -> None:
         """Lets its first process go on; its network must be there."""
@@ -140,10 +147,26 @@ class Machine:
         assert done.returncode == 0, f"{self.name}: {command}: {done.stderr}"
         return done.stdout
 
-    def processes(self, text: str) -> list[str]:
-        """Its processes whose command line holds a text."""
-        lines = self.run("for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null || true")
-        return [line for line in lines.splitlines() if text in line and "/proc/[0-9]*" not in line]
+    def processes(self, text: str) -> dict[int, str]:
+        """The command lines of its processes that hold a text, by the pids that they have outside of it."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):  # It has just ended.
+                if folder.name.isdigit() and os.readlink(folder / "ns/pid") == self._processes:
+                    line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if text in line:
+                        found[int(folder.name)] = line
+        return found
+
+    def signal(self, text: str, signum: int) -> None:
+        """Sends a signal to the one process whose command line holds a text."""
+        found = self.processes(text)
+        assert len(found) == 1, f"{self.name}: {len(found)} processes with '{text}': {found}"
+        os.kill(next(iter(found)), signum)
+
+    def is_connected(self) -> bool:
+        """Whether all its interfaces are up, which the kernel takes note of a moment after they were made."""
+        return "DOWN" not in self.run("ip -brief link")
 
     def is_sshd_there(self) -> bool:
         """Whether somebody listens for ssh there."""
@@ -205,7 +228,9 @@ class Machine:
         return int(re.findall(r"counter packets (\d+)", self.run("nft list table inet t"))[0])
 
     def _end_sshd(self) -> None:
-        self.run("for p in /proc/[0-9]*; do if grep -q '^sshd:.*listener' $p/cmdline; then kill ${p#/proc/}; fi; done")
+        for pid in self.processes("[listener]"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
 
 class MachineLauncher(Launcher):
@@ -226,9 +251,9 @@ class MachineLauncher(Launcher):
 class Machines:
     """Some machines and the switch between them."""
 
-    def __init__(self, count: int, folder: Path, delays: Mapping[str, float]) -> None:
+    def __init__(self, count: int, folder: Path, delays: Mapping[str, float], two_networks: bool) -> None:
         self.folder = folder
-        self._delays = delays
+        self._delays, self._two_networks = delays, two_networks
         self._cables: list[subprocess.Popen[bytes]] = []
         self._switch = subprocess.Popen(
             ["unshare", "--net", "--kill-child", "--fork", "sleep", "infinity"],
@@ -244,6 +269,7 @@ class Machines:
                 machine.boot()
             for machine in self.all:
                 wait_until(machine.is_sshd_there, f"sshd of {machine.name} listens")
+                wait_until(machine.is_connected, f"the cables of {machine.name} are plugged in")
         except BaseException:
             self.close()
             raise
@@ -292,6 +318,8 @@ class Machines:
 
     def _connect(self) -> None:
         _ip(["link add br0 type bridge", "link set br0 up"], self._switch_pid)
+        if self._two_networks:
+            self._connect_to_second_network()
         for machine in self.all:
             if machine.name in self._delays:
                 self._connect_slowly(machine, self._delays[machine.name])
@@ -308,6 +336,26 @@ class Machines:
                 machine.pid,
             )
 
+    def _connect_to_second_network(self) -> None:
+        """Before the first: what is made first is listed first, and so would be chosen first."""
+        _ip(["link add br1 type bridge", "link set br1 up"], self._switch_pid)
+        for number, machine in enumerate(self.all, 1):
+            _ip(
+                [
+                    "link add docker0 type bridge",
+                    "link add container type veth peer name inside",  # A bridge with nothing at it is down.
+                    "link set container master docker0 up",
+                    "link set inside up",
+                    f"addr add {SHARED_ADDRESS}/16 dev docker0",
+                    "link set docker0 up",
+                ],
+                machine.pid,
+            )
+            mine = f"name {machine.name}-1 netns {self._switch_pid}"
+            _ip([f"link add {mine} type veth peer name eth1 netns {machine.pid}"])
+            _ip([f"link set {machine.name}-1 master br1 up"], self._switch_pid)
+            _ip([f"addr add 10.78.0.{number}/24 dev eth1", "link set eth1 up"], machine.pid)
+
     def _connect_slowly(self, machine: Machine, delay: float) -> None:
         program = Path(__file__).with_name("slow_cable.py")
         arguments = [str(self._switch_pid), str(machine.pid), machine.name, str(delay)]
@@ -318,7 +366,8 @@ class Machines:
     def _write_files(self, count: int) -> None:
         for name in ("ssh", "empty"):
             (self.folder / name).mkdir()
-        (self.folder / "no-name-servers").touch()
+        for name in ("no-name-servers", "no-settings"):
+            (self.folder / name).touch()
         names = [f"h{number}" for number in range(1, count + 1)]
         for name in ("user", *names):
             key = str(self.folder / f"{name}.key")
@@ -335,18 +384,21 @@ class Machines:
 
 
 @contextlib.contextmanager
-def machines(count: int, folder: Path, delays: Mapping[str, float] | None = None) -> Iterator[Machines]:
+def machines(
+    count: int, folder: Path, delays: Mapping[str, float] | None = None, *, two_networks: bool = False
+) -> Iterator[Machines]:
     """Some machines for the time of a block; without them, as `skip`.
 
     Args:
         count: How many.
         folder: For their files.
         delays: The seconds that a frame takes on its way to or from a machine, by name.
+        two_networks: Whether they also have eth1 and docker0.
     """
     reason = why_not()
     if reason:
         skip(reason)
-    made = Machines(count, folder, delays or {})
+    made = Machines(count, folder, delays or {}, two_networks)
     try:
         yield made
     finally:

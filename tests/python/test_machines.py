@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import signal
 import sys
@@ -105,15 +106,24 @@ def test_interfaces_may_be_chosen(cluster: Machines) -> None:
 
 
 def test_environment_and_directory_reach_the_workers_but_not_the_login(cluster: Machines, tmp_path: Path) -> None:
-    show = script("print(os.getcwd(), os.environ['WORD'], os.environ['HOME'], os.environ.get('DISPLAY'))")
+    show = script("print(os.getcwd(), os.environ['WORD'], *map(os.environ.get, ('HOME', 'DISPLAY', 'PWD')))")
     word = "with 'quotes', $HOME\nand a second line \udcff"
     arguments = ["-np", "2", "-H", "h2,h3", *show]
     environment = {"WORD": word, "HOME": "/elsewhere", "DISPLAY": ":0"}
-    with MachineLauncher(cluster["h1"], tmp_path, arguments, environment) as launcher:
+    # A link that leads elsewhere on h3, as those to a host's own disk do.
+    work, work_of_h3 = tmp_path / "work", tmp_path / "work-of-h3"
+    for folder, disk in ((work, "disk1"), (work_of_h3, "disk2")):
+        (folder / disk).mkdir(parents=True)
+        (folder / "here").symlink_to(disk)
+    with (
+        cluster["h3"].mounted(str(work_of_h3), str(work)),
+        MachineLauncher(cluster["h1"], work / "here", arguments, environment) as launcher,
+    ):
         code, out, err = launcher.finish()
     assert code == 0, err
-    assert out.count(f"{tmp_path} with 'quotes', $HOME") == 2
-    assert out.count(f"second line \ufffd {Path.home()} None") == 2
+    assert out.count(f"[0]<stdout>:{work}/disk1 with 'quotes', $HOME") == 1
+    assert out.count(f"[1]<stdout>:{work}/disk2 with 'quotes', $HOME") == 1
+    assert out.count(f"second line \ufffd {Path.home()} None {work}/here\n") == 2
 
 
 def test_a_port_and_a_key_may_be_given(cluster: Machines) -> None:
@@ -147,17 +157,47 @@ def test_what_ranks_send_each_other_can_be_encrypted(cluster: Machines) -> None:
     assert err == ""
 
 
-def test_nothing_secret_is_on_a_command_line(cluster: Machines) -> None:
+def test_one_ssh_a_host_leads_to_the_others_with_settings_and_no_secrets_on_command_lines(
+    cluster: Machines, tmp_path: Path
+) -> None:
     show = script(
         """
-        seen = [p for p in os.listdir("/proc") if p.isdigit()
-                and os.environ["HOROVOD_SECRET_KEY"].encode() in open(f"/proc/{p}/cmdline", "rb").read()]
-        print(len(os.environ["HOROVOD_SECRET_KEY"]), seen, "agent" in open(f"/proc/{os.getppid()}/comm").read())
+        import horovod.numpy as hvd
+        def command_line(pid):
+            try: return open(f"/proc/{pid}/cmdline", "rb").read()
+            except OSError: return b""  # it has just ended
+        hvd.init()
+        everyone = [command_line(pid) for pid in os.listdir("/proc") if pid.isdigit()]
+        secrets = [os.environ[name].encode() for name in ("HOROVOD_SECRET_KEY", "PASSWORD")]
+        told = [line for line in everyone if any(secret in line for secret in secrets)]
+        ssh = [line for line in everyone if line.split(b"\\0")[0].endswith(b"ssh")]
+        agent = open(f"/proc/{os.getppid()}/comm").read().strip()
+        print(rank, os.uname().nodename, agent, *map(len, secrets), told, len(ssh), os.environ["HOROVOD_CYCLE_TIME"],
+              hvd.allreduce([1.0], op=hvd.Sum)[0])
         """
     )
-    code, out, err = cluster.horovodrun("-np", "2", "-H", "h1,h2", "--verbose", *show)
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("params:\n  cycle_time_ms: 2.5\n")
+    options = ["--verbose", "--config-file", str(settings)]
+    code, out, err = cluster.horovodrun("-np", "4", "-H", "localhost,h2:2,h3", *options, *show, PASSWORD="pa55w0rd")
     assert code == 0, err
-    assert lines(out) == ["64 [] True", "64 [] True"]
+    places = [(0, "h1", 2), (1, "h2", 0), (2, "h2", 0), (3, "h3", 0)]
+    assert lines(out) == [f"{rank} {host} horovod-agent 64 8 [] {ssh} 2.5 4.0" for rank, host, ssh in places]
+    told = err.splitlines()
+    for line in (
+        "Remote host found: h2",
+        "Remote host found: h3",
+        "Setting HOROVOD_CYCLE_TIME=2.5.",
+        "horovodrun: SSH was successful into all the remote hosts.",
+        "horovodrun: Host localhost is reached at 10.77.0.1 (eth0).",
+        "horovodrun: Host h3 is reached at 10.77.0.3 (eth0).",
+    ):
+        assert line in told, err
+    assert "Remote host found: localhost" not in told
+    python = platform.python_version()
+    assert f"horovodrun: Host h2 is there: Python {python}, its own name is h2." in told
+    assert re.search(r"^Process 2 started on h2: \d+\.$", err, re.MULTILINE)
+    assert "pa55w0rd" not in err
 
 
 def test_who_attacks_a_port_of_a_job_is_told_where_it_was_started(cluster: Machines, tmp_path: Path) -> None:
@@ -285,15 +325,27 @@ def test_nothing_is_left_on_any_machine_when_the_launcher_is_killed(cluster: Mac
     cluster.wait_until_nothing_is_left()
 
 
-def test_an_agent_that_is_killed_takes_its_workers_along_and_ends_the_job(cluster: Machines, tmp_path: Path) -> None:
-    ready = str(tmp_path / "ready")
-    with cluster.launch("-np", "2", "-H", "h2,h3", *WAIT, READY=ready, HOROVOD_GRACE_SECONDS="1") as launcher:
+@pytest.mark.parametrize(
+    ("where", "command", "told"),
+    [
+        pytest.param("h1", " -- h3 ", "ssh was killed by SIGKILL (9) here. Was this machine out of", id="ssh"),
+        pytest.param("h3", "sshd: root@notty", "ssh ended with exit code 255. Has h3 gone down, or was", id="sshd"),
+        pytest.param("h3", f"{sys.executable} -P -m horovod.runner.agent", "ssh ended with exit code", id="agent"),
+    ],
+)
+def test_whoever_of_those_that_lead_to_a_host_is_killed_its_workers_and_the_job_end(
+    cluster: Machines, tmp_path: Path, where: str, command: str, told: str
+) -> None:
+    # No silence is long enough to end anything: that the connection has ended must be noticed as such.
+    settings = {"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": "1000", "HOROVOD_GRACE_SECONDS": "1"}
+    with cluster.launch("-np", "2", "-H", "h2,h3", *WAIT, READY=str(tmp_path / "ready"), **settings) as launcher:
         wait_until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "all workers are ready")
-        cluster["h3"].run("for p in /proc/[0-9]*; do grep -q horovod-agent $p/comm && kill -9 ${p#/proc/}; done; true")
-        code, _, err = launcher.finish()
+        cluster[where].signal(command, signal.SIGKILL)
+        code, _, err = launcher.finish_here()
+        launcher.wait_until_nothing_is_left()
+        cluster.wait_until_nothing_is_left()
     assert code == 1
-    assert "horovodrun: lost host h3 (rank 1): the connection to it ended" in err
-    cluster.wait_until_nothing_is_left()
+    assert f"horovodrun: lost host h3 (rank 1): the connection to it ended: {told}" in err
 
 
 def test_a_command_or_a_directory_that_a_machine_does_not_have(cluster: Machines, tmp_path: Path) -> None:
