@@ -3,13 +3,13 @@
 A machine is a set of namespaces (network, host name, mounts, processes) with a shell as its first process, and an
 interface eth0 on a bridge, which is in a network namespace of its own. All of it lives as long as its first process:
 nothing has a name on this machine, and nothing is left behind. The files are those of this machine, but for
-/etc/hosts, /etc/resolv.conf (there are no name servers), /etc/ssh, and the home's .ssh and .bashrc: a login is not to do
-what its user has there, and leave half of it behind when a machine is switched off.
+/etc/hosts, /etc/resolv.conf (there are no name servers), /etc/ssh, and the home's .ssh and .bashrc: a login is not to
+do what its user has there, and leave half of it behind when a machine is switched off.
 
     h1: 10.77.0.1, fd77::1    h2: 10.77.0.2, fd77::2    ...
 
-They may have a second network too, eth1 with 10.78.0.1, ..., and then also an interface docker0, which leads nowhere and
-has the same address on all of them.
+They may have a second network too, eth1 with 10.78.0.1, ..., and then also an interface docker0, which leads nowhere
+and has the same address on all of them.
 """
 
 from __future__ import annotations

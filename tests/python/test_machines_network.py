@@ -154,20 +154,20 @@ def test_of_several_networks_the_one_that_was_chosen_or_that_works_is_used(tmp_p
     """All hosts have the same address at docker0: each reaches itself there, and nobody else."""
 
     def places(*options: str) -> list[list[str]]:
-        code, out, err = cluster.horovodrun("-np", "2", "-H", "h1,h2", *options, *WHERE)
+        code, out, err = pair.horovodrun("-np", "2", "-H", "h1,h2", *options, *WHERE)
         assert code == 0, err
         return [line.partition(":")[2].split()[1:] for line in sorted(out.splitlines())]
 
-    with machines(2, tmp_path, two_networks=True) as cluster:
+    with machines(2, tmp_path, two_networks=True) as pair:
         second = ["10.78.0.1", "10.78.0.2"]
         by_second = [[address, "eth1", *second] for address in second]
         assert places("--network-interfaces", "eth1") == by_second
         assert places("--network-interfaces", "docker0,eth1") == by_second
         # Nobody listens on h2 to what comes by the network that ssh takes.
-        with cluster["h2"].filtered("tcp dport 22 accept", "ct state established accept", "meta l4proto tcp reject"):
+        with pair["h2"].filtered("tcp dport 22 accept", "ct state established accept", "meta l4proto tcp reject"):
             found = places()
         assert found[1][:2] == ["10.78.0.2", "eth1"]
         assert not [place for place in [*found, *places()] if SHARED_ADDRESS in place]
-        code, _, err = cluster.horovodrun("-np", "2", "-H", "h1,h2", "--network-interfaces", "docker0", *WHERE)
+        code, _, err = pair.horovodrun("-np", "2", "-H", "h1,h2", "--network-interfaces", "docker0", *WHERE)
         assert code == 1
         assert f"  h2 can't be reached by all others:\n    at {SHARED_ADDRESS} (docker0) from h1: " in err
