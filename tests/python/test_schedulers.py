@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from documents import ROOT, blocks, file_of
+from documents import PAGES, ROOT, blocks, file_of
 from machines import Machines, machines
 from skipping import skip
 from slurm import Slurm
@@ -160,14 +161,22 @@ def test_the_manifest_of_the_page_gives_a_pod_all_it_needs(tmp_path: Path) -> No
     assert (
         environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == f"{name}-0.{subdomain}" and subdomain == service["metadata"]["name"]
     )
-    (mount,) = container["volumeMounts"]
-    assert environ["HOROVOD_SECRET_KEY_FILE"].startswith(mount["mountPath"] + "/")
+    (mount,), (volume,) = container["volumeMounts"], pods["template"]["spec"]["volumes"]
+    command = next(block.text for block in blocks(PAGE) if "kubectl create secret" in block.text)
+    secret = re.search(r"generic (\S+) --from-file=(\w+)=/dev/stdin$", command.strip())
+    assert secret and mount["name"] == volume["name"] and volume["secret"] == {"secretName": secret[1]}
+    assert environ["HOROVOD_SECRET_KEY_FILE"] == f"{mount['mountPath']}/{secret[2]}"
     (tmp_path / "key").write_text("s3cret")
     for rank in range(pods["completions"]):
         pod = {**environ, "JOB_COMPLETION_INDEX": str(rank), "HOROVOD_SECRET_KEY_FILE": str(tmp_path / "key")}
         identity = read_identity(complete(pod))
         assert (identity.rank, identity.size, identity.local_size, identity.secret_key) == (rank, 4, 1, b"s3cret")
         assert read_network(complete(pod)).names_come_late
+
+
+def test_no_page_shows_a_key_on_a_command_line() -> None:
+    for page in PAGES:
+        assert "--from-literal" not in page.read_text(), page.name
 
 
 def test_pods_of_an_indexed_job_meet(cluster: Machines) -> None:
