@@ -19,6 +19,7 @@ follows from the job's id where nobody has named one.
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 # Ports below those that Linux gives out by itself.
 _FIRST_PORT, _PORTS = 20000, 12000
@@ -37,16 +38,37 @@ def complete(environ: Mapping[str, str]) -> Mapping[str, str]:
     Raises:
         ValueError: That launcher's variables can't be understood.
     """
-    if environ.get("HOROVOD_RANK") or environ.get("HOROVOD_LOCAL_RANK"):
+    _, found = _find(environ)
+    if found is None:
         return environ
-    for find in _LAUNCHERS:
-        found = find(environ)
-        if found is not None:
-            given = {name: value for name, value in environ.items() if value}
-            if found["HOROVOD_SIZE"] != found["HOROVOD_LOCAL_SIZE"]:
-                found.setdefault("HOROVOD_GLOO_RENDEZVOUS_PORT", _port_of(found["HOROVOD_JOB_ID"]))
-            return {**found, **given}
-    return environ
+    given = {name: value for name, value in environ.items() if value}
+    if _has_several_hosts(found):
+        found.setdefault("HOROVOD_GLOO_RENDEZVOUS_PORT", _port_of(found["HOROVOD_JOB_ID"]))
+    return {**found, **given}
+
+
+def has_pmix(environ: Mapping[str, str]) -> bool:
+    """Whether ranks of several hosts can tell each other something through the launcher that started them (pmix.py).
+
+    Ranks of torchrun and of horovodrun may have that of their own starter, which is not theirs.
+    """
+    launcher, found = _find(environ)
+    has_own = launcher in (_open_mpi, _srun) and environ.get("PMIX_NAMESPACE") and environ.get("PMIX_RANK")
+    return found is not None and _has_several_hosts(found) and bool(has_own)
+
+
+def _find(environ: Mapping[str, str]) -> tuple[Callable[..., Any] | None, Variables | None]:
+    """The launcher that has started this process, and what it says; nothing if HOROVOD_* variables say who this is."""
+    if not environ.get("HOROVOD_RANK") and not environ.get("HOROVOD_LOCAL_RANK"):
+        for launcher in _LAUNCHERS:
+            found = launcher(environ)
+            if found is not None:
+                return launcher, found
+    return None, None
+
+
+def _has_several_hosts(found: Variables) -> bool:
+    return found["HOROVOD_SIZE"] != found["HOROVOD_LOCAL_SIZE"]
 
 
 def names_come_late(environ: Mapping[str, str]) -> bool:

@@ -29,6 +29,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 StateSaveLocation=/run/slurmctld
 SlurmdSpoolDir=/run/slurmd
+TmpFS=/run
 SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
