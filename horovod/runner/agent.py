@@ -17,6 +17,7 @@ import time
 import traceback
 
 from horovod import __version__
+from horovod.common.rendezvous.addresses import own_addresses
 from horovod.common.rendezvous.encoding import ProtocolError
 from horovod.common.rendezvous.loop import READ, Loop
 from horovod.runner import process_tree
@@ -33,7 +34,7 @@ from horovod.runner.crew import Stream, Task, Work
 from horovod.runner.environment import Credentials, inherited
 from horovod.runner.heartbeat import Heartbeat
 from horovod.runner.local_crew import LocalCrew
-from horovod.runner.reachability import Endpoint, ProbeListener, Prober, interface_names, own_addresses, probe_key
+from horovod.runner.reachability import Endpoint, ProbeListener, Prober, interface_names, probe_key
 from horovod.runner.rendezvous import serve
 
 # Workers' output that waits for the connection; beyond that they wait too.

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import hmac
-import ipaddress
 import os
 import secrets
 import socket
@@ -52,38 +51,6 @@ class Endpoint:
     def __str__(self) -> str:
         """The address and where it is."""
         return f"{self.address} ({self.interface})"
-
-
-def own_addresses(interfaces: Sequence[str]) -> list[tuple[str, str]]:
-    """The addresses of this machine by which others may reach it: interface and address, the likeliest first.
-
-    Args:
-        interfaces: Those to be used, in the order of preference; all that are up if none is given. Addresses that
-            lead nowhere else (loopback, link-local) are left out, unless their interface is asked for by name.
-    """
-    import psutil
-
-    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
-    found = []
-    for name, addresses in psutil.net_if_addrs().items():
-        if interfaces and name not in interfaces:
-            continue
-        for entry in addresses:
-            if entry.family not in (socket.AF_INET, socket.AF_INET6) or name not in up:
-                continue
-            address = ipaddress.ip_address(entry.address.partition("%")[0])
-            if address.is_link_local or (address.is_loopback and not interfaces):
-                continue
-            found.append((name, str(address)))
-    # The address by which ssh came is known to be one that others can reach.
-    ssh = os.environ.get("SSH_CONNECTION", "").split()
-    came_by = ssh[2] if len(ssh) == 4 else ""
-
-    def rank(entry: tuple[str, str]) -> tuple[int, bool, bool]:
-        name, address = entry
-        return (interfaces.index(name) if interfaces else 0, address != came_by, ":" in address)
-
-    return sorted(found, key=rank)
 
 
 def interface_names() -> list[str]:

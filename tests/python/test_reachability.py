@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from attacks import pickles
 
+from horovod.common.rendezvous.addresses import own_addresses
 from horovod.common.rendezvous.loop import Loop
 from horovod.runner import reachability
 from horovod.runner.reach_map import ReachMap
-from horovod.runner.reachability import Endpoint, ProbeListener, Prober, own_addresses, probe_key
+from horovod.runner.reachability import Endpoint, ProbeListener, Prober, probe_key
 
 KEY = probe_key("secret", "job")
 A1, A2 = Endpoint("eth0", "10.0.0.1", 1), Endpoint("eth1", "10.1.0.1", 2)

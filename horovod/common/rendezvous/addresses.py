@@ -2,8 +2,11 @@
 
 import contextlib
 import errno
+import ipaddress
+import os
 import socket
 import time
+from collections.abc import Sequence
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.caller import Address
@@ -11,6 +14,9 @@ from horovod.common.rendezvous.messages import Endpoint
 
 BACKLOG = 4096  # the kernel has its own limit as well
 LOCAL_BACKLOG = 1024
+
+# For documentation only (RFC 5737): nobody has it, so the way there is the way to everywhere.
+_ELSEWHERE = ("192.0.2.1", 1)
 
 
 def resolve(host: str, port: int) -> list[Address]:
@@ -23,14 +29,77 @@ def resolve(host: str, port: int) -> list[Address]:
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
+def own_addresses(interfaces: Sequence[str]) -> list[tuple[str, str]]:
+    """The addresses of this machine by which others may reach it: interface and address, the likeliest first.
+
+    Args:
+        interfaces: Those to be used, in the order of preference; all that are up if none is given. Addresses that
+            lead nowhere else (loopback, link-local) are left out, unless their interface is asked for by name.
+    """
+    import psutil
+
+    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        if interfaces and name not in interfaces:
+            continue
+        for entry in addresses:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6) or name not in up:
+                continue
+            address = ipaddress.ip_address(entry.address.partition("%")[0])
+            if address.is_link_local or (address.is_loopback and not interfaces):
+                continue
+            found.append((name, str(address)))
+    # The address by which ssh came is known to be one that others can reach, the one that leads out is likely to be.
+    ssh = os.environ.get("SSH_CONNECTION", "").split()
+    came_by = ssh[2] if len(ssh) == 4 else ""
+    leads_out = ""
+    with contextlib.suppress(OSError):
+        leads_out = str(_address_towards(socket.AF_INET, _ELSEWHERE)[0])
+
+    def rank(entry: tuple[str, str]) -> tuple[int, bool, bool, bool]:
+        name, address = entry
+        return (interfaces.index(name) if interfaces else 0, address != came_by, ":" in address, address != leads_out)
+
+    return sorted(found, key=rank)
+
+
+def for_others(host: str, found: list[Address], interface: str | None) -> list[Address]:
+    """The addresses of rank 0's host at which other hosts can reach it.
+
+    A host's own name often leads to a loopback address there (127.0.1.1 in Debian's /etc/hosts), and elsewhere to the
+    one that is meant. Whoever says localhost or an address means just that.
+
+    Args:
+        host: The name, or an address.
+        found: What `resolve` gives for it here.
+        interface: The network interface to use, if one was named.
+    """
+    if any(not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for _, address in found):
+        return found
+    if host == "localhost" or host.endswith(".localhost") or any(host == address[0] for _, address in found):
+        return found
+    own = own_addresses([interface] if interface else [])
+    return resolve(own[0][1], found[0][1][1]) if own else found
+
+
 def listen_at(host: str, port: int) -> socket.socket:
     """A socket that listens at a name or address of this machine; port 0: any port.
 
     Raises:
         OSError: The name is unknown or not of this machine, or the port is in use.
     """
+    return listen_at_one_of(resolve(host, port))
+
+
+def listen_at_one_of(candidates: Sequence[Address]) -> socket.socket:
+    """A socket that listens at the first of some addresses of this machine at which it can.
+
+    Raises:
+        OSError: There is none.
+    """
     trouble: OSError | None = None
-    for family, address in resolve(host, port):
+    for family, address in candidates:
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             # For a job that begins right after another: connections that were closed still hold the port for a while.
@@ -41,7 +110,7 @@ def listen_at(host: str, port: int) -> socket.socket:
         except OSError as error:
             listener.close()
             trouble = trouble or error
-    raise trouble or OSError(f"{host} has no address")
+    raise trouble or OSError("no address is known")
 
 
 def listen_locally(address: bytes, deadline: float, who: object) -> socket.socket:

@@ -107,7 +107,7 @@ def meet(
             encryption = find_encryption(network.encrypt)
             _check_network(identity, network)
             _tell_about_encryption(identity, encryption)
-            server = _resolve(network, tunables.start_timeout)
+            server = _where_hosts_meet(network, tunables.start_timeout)
             if network.own_address:
                 listener = addresses.bind_to(network.own_address)
             else:
@@ -123,7 +123,7 @@ def meet(
         line = None
         if server:
             if identity.rank == 0 and not network.launcher_serves:
-                resources.enter_context(serving(_own_server(rank, network)))
+                resources.enter_context(serving(_own_server(rank, network, server)))
             line = ServerLine(rank.loop, rank.hello, server, rank.host_key, timeout=rank.timeout, encryption=encryption)
             resources.callback(line.close)
         yield Meeting(*resources.enter_context(lead(rank, line)))
@@ -187,11 +187,12 @@ def _tell_about_encryption(identity: Identity, encryption: Encryption) -> None:
         )
 
 
-def _resolve(network: Network, timeout: float) -> list[Address]:
+def _where_hosts_meet(network: Network, timeout: float) -> list[Address]:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            return addresses.resolve(network.address, network.port)
+            found = addresses.resolve(network.address, network.port)
+            return addresses.for_others(network.address, found, network.interface)
         except OSError as error:
             if network.names_come_late and time.monotonic() < deadline:
                 time.sleep(_NAME_SECONDS)
@@ -202,9 +203,9 @@ def _resolve(network: Network, timeout: float) -> list[Address]:
             ) from None
 
 
-def _own_server(rank: Rank, network: Network) -> RendezvousServer:
+def _own_server(rank: Rank, network: Network, where: list[Address]) -> RendezvousServer:
     try:
-        listener = addresses.listen_at(network.address, network.port)
+        listener = addresses.listen_at_one_of(where)
     except OSError as error:
         raise HorovodInternalError(
             f"init: {rank.place} can't listen for the other hosts at {network.address} port {network.port} "

@@ -1,0 +1,54 @@
+"""Where rank 0's host is to be reached, if a launcher only says its name."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from machines import Machines, machines
+from test_schedulers import start_all, torchrun
+
+from horovod.common.rendezvous.addresses import for_others, own_addresses
+
+HOSTS = ["h1", "h1", "h2", "h2"]
+PLACES = [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """Machines whose own name leads to 127.0.1.1, as Debian sets them up."""
+    with machines(2, tmp_path_factory.mktemp("machines"), two_networks=True) as made:
+        for machine in made.all:
+            names = made.folder / f"hosts of {machine.name}"
+            own = f"{machine.address} {machine.name}\n"
+            names.write_text((made.folder / "hosts").read_text().replace(own, f"127.0.1.1 {machine.name}\n"))
+            machine.run(f"mount --bind '{names}' /etc/hosts && getent hosts {machine.name} | grep -q 127.0.1.1")
+            machine.run("ip route add default dev eth0")
+        yield made
+
+
+def test_a_host_whose_own_name_is_a_loopback_address_there_is_reached_by_the_others(cluster: Machines) -> None:
+    told = start_all(cluster, torchrun, HOSTS, HOROVOD_SECRET_KEY="s3cret")
+    assert told == PLACES
+
+
+def test_the_interface_can_be_chosen_where_no_way_leads_out(cluster: Machines) -> None:
+    cluster["h1"].run("ip route del default")
+    try:
+        told = start_all(cluster, torchrun, HOSTS, HOROVOD_SECRET_KEY="s3cret", HOROVOD_GLOO_IFACE="eth0")
+        wrong = start_all(cluster, torchrun, HOSTS, HOROVOD_SECRET_KEY="s3cret", HOROVOD_GLOO_IFACE="eth7")
+    finally:
+        cluster["h1"].run("ip route add default dev eth0")
+    assert told == PLACES
+    assert all("HOROVOD_GLOO_IFACE='eth7': there is no such interface here" in error for error in wrong)
+
+
+def test_localhost_and_addresses_mean_what_they_say() -> None:
+    here = [(socket.AF_INET, ("127.0.0.1", 7))]
+    for host in ("localhost", "h1.localhost", "127.0.0.1"):
+        assert for_others(host, here, None) == here
+    elsewhere = [(socket.AF_INET, ("127.0.1.1", 7)), (socket.AF_INET, ("10.77.0.1", 7))]
+    assert for_others("h1", elsewhere, None) == elsewhere
+    others = for_others("h1", here, None)
+    assert others == ([(socket.AF_INET, (own_addresses([])[0][1], 7))] if own_addresses([]) else here)
