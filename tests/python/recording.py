@@ -61,7 +61,7 @@ def record_everything() -> dict[str, list[Recorder]]:
         recorders[name].append(recorder)
         return recorder.address
 
-    resolve = meeting._resolve
+    resolve = meeting._where_hosts_meet
 
     def detour_to_server(network: Any, timeout: float) -> list[Address]:
         return [by_way_of("rendezvous", address) for address in resolve(network, timeout)]
@@ -69,6 +69,6 @@ def record_everything() -> dict[str, list[Recorder]]:
     def detour_to_rank(endpoint: Any) -> Any:
         return by_way_of("ranks", socket_address(endpoint))
 
-    meeting._resolve = detour_to_server
+    meeting._where_hosts_meet = detour_to_server
     mesh.socket_address = detour_to_rank  # type: ignore[attr-defined]
     return recorders
