@@ -1,6 +1,7 @@
 """The life cycle of Horovod in a process, and who the process is: what every binding offers under the same names."""
 
 import atexit
+import dataclasses
 import os
 import threading
 from collections.abc import Sequence
@@ -193,6 +194,8 @@ def _start(comm: Any, asked_for: Any) -> None:
         wiring = meeting.wiring
         table = wiring.table
         _process.last_generation = table.generation
+        cross_rank, cross_size = table.cross_of(identity.rank)
+        identity = dataclasses.replace(identity, cross_rank=cross_rank, cross_size=cross_size)
         try:
             _core.init(
                 rank=identity.rank,

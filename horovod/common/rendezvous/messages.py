@@ -129,7 +129,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands in the job."""
+    """Where a rank stands in the job; its cross size is 0 if nobody has told it (environment.UNTOLD)."""
 
     rank: int
     size: int
@@ -213,7 +213,7 @@ class HostHello:
 
 @dataclass(frozen=True)
 class Member:
-    """A rank in a report."""
+    """A rank in a report; see `Place` for a cross size of 0."""
 
     rank: int
     cross_rank: int

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from horovod.common.environment import UNTOLD
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.encoding import ProtocolError, Reader, Writer
 from horovod.common.rendezvous.encryption import check_alike
@@ -35,6 +36,12 @@ class Table:
         for rank, host in enumerate(self.host_of):
             lowest.setdefault(host, rank)
         return list(lowest.values())  # hosts are in the order of these
+
+    def cross_of(self, rank: int) -> tuple[int, int]:
+        """The cross rank and size of a rank: its host's number among those with that local rank, and their number."""
+        local_rank = self.ranks_of(self.host_of[rank]).index(rank)
+        hosts = [host for host, count in sorted(Counter(self.host_of).items()) if count > local_rank]
+        return hosts.index(self.host_of[rank]), len(hosts)
 
     def is_homogeneous(self) -> bool:
         """Whether every host has the same number of ranks."""
@@ -223,6 +230,8 @@ def make_table(hosts: Sequence[Host]) -> Table:
 
 
 def _check_cross(host: Host, local_rank: int, member: Member, cross_rank: int, cross_size: int) -> None:
+    if (member.cross_rank, member.cross_size) == UNTOLD:
+        return  # The table tells it.
     for variable, value, expected in (
         ("CROSS_RANK", member.cross_rank, cross_rank),
         ("CROSS_SIZE", member.cross_size, cross_size),
