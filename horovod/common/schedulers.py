@@ -11,15 +11,17 @@ Each sets variables of its own, from which those of Horovod (environment.py) fol
     Kubernetes    JOB_COMPLETION_INDEX            HOROVOD_GLOO_RENDEZVOUS_ADDR, from the manifest
 
 Whatever HOROVOD_* says wins, so that a variable can be corrected, and horovodrun inside of any of these is the
-launcher.
-A shell inside an allocation has no rank, and a script in it is a job of one process. The port at which the hosts meet
-follows from the job's id where nobody has named one.
+launcher. A shell inside an allocation has no rank, and a script in it is a job of one process; that of `srun --pty
+bash` has the variables of a task, and is known by being a shell (shells.py). The port at which the hosts meet follows
+from the job's id where nobody has named one.
 """
 
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from horovod.common import shells
 
 # Ports below those that Linux gives out by itself.
 _FIRST_PORT, _PORTS = 20000, 12000
@@ -137,6 +139,10 @@ def _srun(environ: Mapping[str, str]) -> Variables | None:
         return None
     step, rank, local_rank, node, size = (_number(environ, name) for name in names)
     if step >= _FIRST_SPECIAL_STEP:
+        return None
+    # With --pty the variables are those of rank 0's terminal. If that runs a shell, the tasks are the shells: what is
+    # started from its prompt is none of them. A program, or a script, that srun --pty itself starts is a rank.
+    if environ.get("SLURM_PTY_PORT") and shells.is_started_from_prompt():
         return None
     counts = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if sum(counts) != size or not 0 <= node < len(counts) or local_rank >= counts[node]:

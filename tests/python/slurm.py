@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import shutil
 import subprocess
+import time
+from collections.abc import Sequence
 
 from machines import Machines
 from skipping import skip
@@ -37,6 +41,7 @@ SlurmdLogFile={folder}/slurmd.%n.log
 NodeName={names} CPUs=2 State=UNKNOWN
 PartitionName=all Nodes={names} Default=YES MaxTime=10 State=UP
 """
+_PROMPT = "next, please> "
 _START = """
 mkdir -p /run/munge /run/slurmctld /run/slurmd
 munged --force --key-file={folder}/munge.key --seed-file=/run/munge/seed --pid-file=/run/munge/pid \
@@ -75,3 +80,34 @@ class Slurm:
         ended = subprocess.run(self._first.command(words), capture_output=True, text=True, timeout=120, check=False)
         assert not check or ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
         return ended
+
+    def run_on_terminal(self, command: Sequence[str], typed: Sequence[str] = (), seconds: float = 60.0) -> str:
+        """Runs a command on a terminal of the first machine; each line is typed at the next prompt of its shell.
+
+        Returns:
+            What the terminal shows, with the prompts taken out.
+        """
+        words = ["env", f"SLURM_CONF={self._cluster.folder}/slurm.conf", f"PS1={_PROMPT}", "TERM=dumb", *command]
+        ours, theirs = pty.openpty()
+        try:
+            process = subprocess.Popen(
+                self._first.command(words), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+            )
+            os.close(theirs)
+            shown, deadline = "", time.monotonic() + seconds
+            waiting = list(typed)
+            while True:
+                left = deadline - time.monotonic()
+                if left < 0 or not select.select([ours], [], [], left)[0]:
+                    process.kill()
+                    raise AssertionError(f"{command} did not end within {seconds:g} s. The terminal shows:\n{shown}")
+                try:
+                    shown += os.read(ours, 1 << 16).decode(errors="replace")
+                except OSError:  # The last one who had the other end open has closed it.
+                    break
+                if waiting and shown.count(_PROMPT) > len(typed) - len(waiting):
+                    os.write(ours, waiting.pop(0).encode() + b"\n")
+            process.wait()
+            return shown.replace("\r", "").replace(_PROMPT, "")
+        finally:
+            os.close(ours)

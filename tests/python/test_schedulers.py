@@ -124,6 +124,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def slurm(cluster: Machines) -> Slurm:
+    return Slurm(cluster)
+
+
 def start_all(cluster: Machines, launcher: Callable[[int], Environment], places: list[str], **more: str) -> list[str]:
     """Starts a rank at each place with what a launcher sets, and returns what they print or why they failed."""
     processes = []
@@ -408,8 +413,7 @@ def test_real_mpirun_on_two_machines(cluster: Machines, options: str, places: st
     assert sorted(ended.stdout.splitlines()) == found_out_by_meeting([f"h{number}" for number in places])
 
 
-def test_real_slurm_on_four_machines(cluster: Machines, tmp_path: Path) -> None:
-    slurm = Slurm(cluster)
+def test_real_slurm_on_four_machines(slurm: Slurm, tmp_path: Path) -> None:
     program = [sys.executable, "-P", "-c", REPORT]
     # As a script of sbatch does: srun hands the environment on, so that nobody sees the key on a command line.
     key = ["env", "HOROVOD_SECRET_KEY=s3cret"]
@@ -443,3 +447,45 @@ def test_real_slurm_on_four_machines(cluster: Machines, tmp_path: Path) -> None:
     script.write_text(f"#!/bin/sh\n{sys.executable} -P -c '{REPORT}' >{tmp_path}/told\n")
     slurm.run("sbatch", "-N2", "-n4", "--wait", str(script))
     assert (tmp_path / "told").read_text().splitlines() == alone
+
+
+def reports(shown: str) -> list[str]:
+    """What ranks have printed on a terminal, among all that it shows."""
+    return sorted(re.findall(r"^(?:\d+ ){6}\d+\.0$", shown, re.MULTILINE))
+
+
+def test_a_script_in_the_shell_of_srun_pty_is_a_world_of_one(slurm: Slurm, tmp_path: Path) -> None:
+    """The shell has the variables of a task of four; what is started from its prompt is none of them."""
+    program = tmp_path / "program.py"
+    program.write_text(REPORT)
+    python = f"{sys.executable} -P {program}"
+    (tmp_path / "script.sh").write_text(f"{python}\n")
+    alone = [
+        python,
+        f"timeout 50 {python}",
+        f"{python} & wait",
+        f"sh {tmp_path}/script.sh",
+        f"cat /dev/null | {python}",
+        f"setsid --wait {python}",  # As Jupyter starts kernels.
+    ]
+    bash = ["srun", "-N2", "-n4", "--pty", "bash", "--norc"]
+    assert reports(slurm.run_on_terminal(bash, [*alone, "exit"])) == ["0 1 0 1 0 1 0.0"] * len(alone)
+    # Another shell, and one shell inside of another.
+    for shell in ("dash", "bash --norc"):
+        shown = slurm.run_on_terminal(["srun", "-n4", "--pty", "dash", "-i"], [shell, python, "exit", "exit"])
+        assert reports(shown) == ["0 1 0 1 0 1 0.0"]
+    # Ranks that srun or horovodrun starts from that shell are a job.
+    inner = [f"srun --overlap -N1 -n2 {python}", f"{sys.executable} -P -m horovod.runner.launch -np 2 {python}", "exit"]
+    shown = slurm.run_on_terminal(bash, inner).replace("[0]<stdout>:", "").replace("[1]<stdout>:", "")
+    assert reports(shown) == ["0 2 0 2 0 1 1.0"] * 2 + ["1 2 1 2 0 1 1.0"] * 2
+
+
+def test_a_program_that_srun_pty_starts_is_a_rank(slurm: Slurm, tmp_path: Path) -> None:
+    """Only rank 0 has the terminal; srun throws away what the others write."""
+    (tmp_path / "program.py").write_text(REPORT)
+    python = f"{sys.executable} -P {tmp_path}/program.py"
+    (tmp_path / "script.sh").write_text(f"timeout 50 {python}\n")
+    for command in (python, f"bash {tmp_path}/script.sh", f"timeout 50 {python}"):
+        shown = slurm.run_on_terminal(["srun", "-N1", "-n2", "--pty", *command.split()])
+        assert reports(shown) == ["0 2 0 2 0 1 1.0"], command
+    assert reports(slurm.run_on_terminal(["srun", "-n1", "--pty", *python.split()])) == ["0 1 0 1 0 1 0.0"]
