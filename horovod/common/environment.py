@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from horovod.common.schedulers import names_come_late
+from horovod.common import schedulers
 
 _log = logging.getLogger("horovod")
 
@@ -160,6 +160,7 @@ class Network:
     insecure: bool  # to go without a key
     encrypt: bool = False  # tensors too
     names_come_late: bool = False  # the name of the address may not be known yet
+    advice: str = ""  # what may help if nobody can be reached there
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,8 @@ def read_network(environ: Mapping[str, str] | None = None) -> Network:
         launcher_serves=read("HOROVOD_RENDEZVOUS_SERVER", environ) == RENDEZVOUS_SERVERS.index("launcher"),
         insecure=read("HOROVOD_INSECURE", environ),
         encrypt=read("HOROVOD_ENCRYPT", environ),
-        names_come_late=names_come_late(os.environ if environ is None else environ),
+        names_come_late=schedulers.names_come_late(os.environ if environ is None else environ),
+        advice=schedulers.advice(os.environ if environ is None else environ),
     )
 
 

@@ -98,6 +98,7 @@ def _tell_all(words: str, environ: Mapping[str, str], seconds: float) -> str:
         try:
             ended = subprocess.run(
                 [sys.executable, "-I", "-S", str(_CLIENT)],
+                env=dict(environ),
                 input=task,
                 capture_output=True,
                 text=True,

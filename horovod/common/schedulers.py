@@ -5,7 +5,7 @@ Each sets variables of its own, from which those of Horovod (environment.py) fol
     launcher      known by                        rank 0 is on
     torchrun      TORCHELASTIC_RUN_ID, RANK ...   MASTER_ADDR; at the port after MASTER_PORT, which torchrun itself uses
     jsrun         JSM_NAMESPACE_RANK              the first compute host of LSB_MCPU_HOSTS
-    mpirun        OMPI_COMM_WORLD_RANK            the host that mpirun was called on, by PMIX_NAMESPACE
+    mpirun        OMPI_COMM_WORLD_RANK            what PMIx tells (pmix.py), or else where mpirun was called
     mpiexec       PMI_RANK, MPI_LOCALRANKID       not known: HOROVOD_GLOO_RENDEZVOUS_ADDR is needed
     srun          SLURM_STEP_ID, SLURM_PROCID     the first of SLURM_STEP_NODELIST
     Kubernetes    JOB_COMPLETION_INDEX            HOROVOD_GLOO_RENDEZVOUS_ADDR, from the manifest
@@ -55,8 +55,9 @@ def has_pmix(environ: Mapping[str, str]) -> bool:
     Ranks of torchrun and of horovodrun may have that of their own starter, which is not theirs.
     """
     launcher, found = _find(environ)
-    has_own = launcher in (_open_mpi, _srun) and environ.get("PMIX_NAMESPACE") and environ.get("PMIX_RANK")
-    return found is not None and _has_several_hosts(found) and bool(has_own)
+    if launcher not in (_open_mpi, _srun) or found is None or not _has_several_hosts(found):
+        return False
+    return "PMIX_NAMESPACE" in environ and any(name.startswith("PMIX_SERVER_URI") for name in environ)
 
 
 def _find(environ: Mapping[str, str]) -> tuple[Callable[..., Any] | None, Variables | None]:
@@ -76,6 +77,17 @@ def _has_several_hosts(found: Variables) -> bool:
 def names_come_late(environ: Mapping[str, str]) -> bool:
     """Whether the name of rank 0's host may be unknown at first: Kubernetes learns it when its pod is there."""
     return "JOB_COMPLETION_INDEX" in environ
+
+
+def advice(environ: Mapping[str, str]) -> str:
+    """What may help if no rank 0 is found at HOROVOD_GLOO_RENDEZVOUS_ADDR; empty where there is no more to say."""
+    if not environ.get("OMPI_COMM_WORLD_RANK"):
+        return ""
+    text = "`mpirun -x HOROVOD_GLOO_RENDEZVOUS_ADDR=HOST ...` names the host of rank 0"
+    here, address = _where_mpirun_was_called(environ), environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    if here and here == address:
+        text += f"; {here} is where mpirun was called, which is not always a host with ranks"
+    return f"{text}."
 
 
 def _torchrun(environ: Mapping[str, str]) -> Variables | None:
@@ -115,12 +127,19 @@ def _open_mpi(environ: Mapping[str, str]) -> Variables | None:
     found = _place(*(_number(environ, name) for name in names))
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", "")
     found["HOROVOD_JOB_ID"] = f"mpirun {job}"
-    # Open MPI 5 names a job after the host that mpirun runs on; 4 has its address in another variable.
-    named = re.fullmatch(r"prterun-(.+)-\d+@\d+", job)
-    addressed = re.match(r"[^;]*;tcp://([^:,]+)[,:]", environ.get("OMPI_MCA_orte_hnp_uri", ""))
-    if named or addressed:
-        found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = (named or addressed)[1]  # type: ignore[index]
+    host = _where_mpirun_was_called(environ)
+    if host:
+        found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = host  # if PMIx does not tell another one
     return found
+
+
+def _where_mpirun_was_called(environ: Mapping[str, str]) -> str | None:
+    """The host of mpirun, on which most often rank 0 is too."""
+    # Open MPI 5 names a job after it; 4 has its address in another variable.
+    named = re.fullmatch(r"prterun-(.+)-\d+@\d+", environ.get("PMIX_NAMESPACE", ""))
+    addressed = re.match(r"[^;]*;tcp://([^:,]+)[,:]", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    found = named or addressed
+    return found[1] if found else None
 
 
 def _hydra(environ: Mapping[str, str]) -> Variables | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from test_schedulers import srun as by_srun
 from test_schedulers import torchrun as by_torchrun
 from waiting import wait_until
 
-from horovod.common.schedulers import has_pmix
+from horovod.common import pmix
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.schedulers import complete, has_pmix
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 PLACES = [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
@@ -56,7 +59,7 @@ def test_mpirun_may_be_called_on_a_host_that_has_no_rank(cluster: Machines) -> N
 
 
 def test_ranks_of_other_starters_and_of_one_host_use_no_pmix() -> None:
-    offered = {"PMIX_NAMESPACE": "prterun-h1-4711@1", "PMIX_RANK": "1"}
+    offered = {"PMIX_NAMESPACE": "prterun-h1-4711@1", "PMIX_SERVER_URI4": "prterun-h1-4711@0.1;tcp4://127.0.0.1:9"}
     assert all(has_pmix({**launcher(1), **offered}) for launcher in (by_mpirun, by_srun))
     assert not has_pmix(by_srun(1))
     assert not has_pmix({**by_srun(0), **by_torchrun(1), **offered}), "they are those of torchrun"
@@ -125,6 +128,23 @@ time.sleep(60)
     code, out, err = mpirun(cluster, "--host", "h1:2,h2:2", program=program)
     assert code != 0 and "there was one" in out, err
     wait_until(lambda: not cluster["h1"].processes("pmix_client"), "no client is left", 5)
+
+
+@pytest.mark.parametrize("library", ["real", "noise", "none"])
+def test_a_launcher_that_does_not_answer_leaves_what_was_known(tmp_path: Path, library: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"prterun-h1-4711@0.1;tcp4://127.0.0.1:{unused.getsockname()[1]}"
+    (tmp_path / "lib").mkdir()
+    if library == "noise":
+        (tmp_path / "lib/libpmix.so.2").write_text("noise")
+    place = {**complete(by_mpirun(2)), "PMIX_SERVER_URI4": uri, "PMIX_NAMESPACE": f"prterun-h1-4711@{library}"}
+    if library != "real":
+        place["PMIX_PREFIX"] = str(tmp_path)
+    with_key = {**place, "HOROVOD_SECRET_KEY": "s3cret"}
+    assert pmix.complete(with_key, 5.0) == with_key and with_key["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "h1"
+    with pytest.raises(HorovodInternalError, match="rank 0's could not be had through the launcher"):
+        pmix.complete(place, 5.0)
 
 
 def test_srun_with_pmix_needs_no_key(cluster: Machines) -> None:

@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -356,6 +357,32 @@ def test_lsf_s_hosts() -> None:
 # ---- With the real programs ----------------------------------------------------------------------------------------
 
 
+def test_a_wrong_host_of_rank_0_is_told_at_once_with_what_to_set(cluster: Machines) -> None:
+    """As if PMIx had not told: the host on which mpirun was called, which has no rank."""
+    start = time.monotonic()
+    ended = call_mpirun(cluster, *["-np", "4", "--host", "h2:2,h3:2", "-x", "HOROVOD_GLOO_RENDEZVOUS_ADDR=h1"])
+    assert ended.returncode != 0
+    assert time.monotonic() - start < 20  # The hosts of the others would wait for 30 s, had mpirun not ended them.
+    told = re.findall(r"HorovodInternalError: (init: .*)", ended.stderr)
+    assert len(told) >= 2 and len(set(told)) == 1, ended.stderr  # Both ranks of rank 0's host.
+    assert "rank 0 (local rank 0 of 2 on host h2) can't listen for the other hosts at h1 port" in told[0]
+    assert "`mpirun -x HOROVOD_GLOO_RENDEZVOUS_ADDR=HOST ...` names the host of rank 0; h1 is where" in told[0]
+
+
+def test_those_who_do_not_reach_rank_0_are_told_what_to_set_under_mpirun(cluster: Machines) -> None:
+    """Rank 0's host is another one, and has been told nothing wrong: nobody comes to where the others look for it."""
+    first = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "h2"}
+    told = start_all(
+        cluster,
+        lambda rank: {**mpirun(rank), **(first if rank < 2 else {}), "HOROVOD_START_TIMEOUT": "3"},
+        ["h2", "h2", "h3", "h3"],
+        HOROVOD_SECRET_KEY="s3cret",
+    )
+    for error in told[2:]:
+        assert "did not reach the rendezvous at 10.77.0.1 port" in error
+        assert "h1 is where mpirun was called, which is not always a host with ranks." in error
+
+
 @pytest.mark.parametrize("counts", [(2, 2), (1, 3)], ids=str)
 def test_real_torchrun_on_two_machines(cluster: Machines, tmp_path: Path, counts: tuple[int, int]) -> None:
     pytest.importorskip("torch")
@@ -405,6 +432,9 @@ def call_mpirun(cluster: Machines, *options: str, on: str = "h1") -> subprocess.
         ("-np 4 --host h1:2,h2:2 --map-by node", "1212"),
         ("-np 4 --host h1:1,h2:3 --map-by slot", "1222"),
         ("-np 5 --host h1:2,h2:3 --map-by node", "12122"),
+        # Called on h1, which has no rank, or not rank 0.
+        ("-np 4 --host h2:2,h3:2 --map-by slot", "2233"),
+        ("-np 3 --host h3:2,h1:1 --map-by slot", "331"),
     ],
 )
 def test_real_mpirun_on_two_machines(cluster: Machines, options: str, places: str) -> None:

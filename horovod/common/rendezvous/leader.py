@@ -63,14 +63,10 @@ class _Follower:
 class Leader:
     """Leads the ranks of a host from HELLO to DONE."""
 
-    def __init__(self, rank: Rank, line: ServerLine | None) -> None:
-        """Begins to listen.
-
-        Args:
-            rank: This one.
-            line: The connection to the server, if there are other hosts; it is closed with this.
-        """
-        self._rank, self._line = rank, line
+    def __init__(self, rank: Rank) -> None:
+        """Begins to listen."""
+        self._rank = rank
+        self._line: ServerLine | None = None  # if there are other hosts
         self._loop: Loop = rank.loop
         self._deadline = time.monotonic() + rank.timeout
         self._followers: dict[int, _Follower] = {}  # by local rank
@@ -102,6 +98,10 @@ class Leader:
         self._latecomers.close()
         if self._line is not None:
             self._line.close()
+
+    def call(self, call_server: Callable[[], ServerLine]) -> None:
+        """Begins to connect to the server; what has gone wrong if that can't be is told to the followers too."""
+        self._line = call_server()
 
     # ---- Gathering ---------------------------------------------------------------------------------------------------
 
@@ -355,12 +355,19 @@ class Leader:
 
 
 @contextlib.contextmanager
-def lead(rank: Rank, line: ServerLine | None) -> Iterator[tuple[Wiring, Callable[[], None]]]:
-    """Waits for the other ranks and brings them to GO; see meeting.meet."""
+def lead(rank: Rank, call_server: Callable[[], ServerLine] | None) -> Iterator[tuple[Wiring, Callable[[], None]]]:
+    """Waits for the other ranks and brings them to GO; see meeting.meet.
+
+    Args:
+        rank: This one.
+        call_server: Begins to connect to the server, if there are other hosts.
+    """
     with contextlib.ExitStack() as resources:
-        leader = Leader(rank, line)
+        leader = Leader(rank)
         resources.callback(leader.close)
         try:
+            if call_server is not None:
+                leader.call(call_server)
             leader.gather()
             table = leader.agree()
             host = table.host_of[rank.place.rank]

@@ -120,13 +120,21 @@ def meet(
         if identity.local_rank > 0:
             yield Meeting(*resources.enter_context(follow(rank)))
             return
-        line = None
-        if server:
+
+        def call_server() -> ServerLine:
             if identity.rank == 0 and not network.launcher_serves:
                 resources.enter_context(serving(_own_server(rank, network, server)))
-            line = ServerLine(rank.loop, rank.hello, server, rank.host_key, timeout=rank.timeout, encryption=encryption)
-            resources.callback(line.close)
-        yield Meeting(*resources.enter_context(lead(rank, line)))
+            return ServerLine(
+                rank.loop,
+                rank.hello,
+                server,
+                rank.host_key,
+                timeout=rank.timeout,
+                encryption=encryption,
+                advice=network.advice,
+            )
+
+        yield Meeting(*resources.enter_context(lead(rank, call_server if server else None)))
 
 
 def check_place(identity: Identity) -> None:
@@ -159,7 +167,7 @@ def _check_network(identity: Identity, network: Network) -> None:
     if not network.address or not network.port:
         raise ValueError(
             f"{place}: HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_GLOO_RENDEZVOUS_PORT must be set on all ranks, to an "
-            "address of rank 0's host and a free port there; horovodrun does so by itself."
+            f"address of rank 0's host and a free port there; horovodrun does so by itself. {network.advice}".rstrip()
         )
     if identity.secret_key:
         return
@@ -199,7 +207,8 @@ def _where_hosts_meet(network: Network, timeout: float) -> list[Address]:
                 continue
             waited = f" even after {timeout:g} s" if network.names_come_late else ""
             raise HorovodInternalError(
-                f"init: HOROVOD_GLOO_RENDEZVOUS_ADDR={network.address!r} is not known here{waited}: {error.strerror}."
+                f"init: HOROVOD_GLOO_RENDEZVOUS_ADDR={network.address!r} is not known here{waited}: {error.strerror}. "
+                f"{network.advice}".rstrip()
             ) from None
 
 
@@ -210,6 +219,6 @@ def _own_server(rank: Rank, network: Network, where: list[Address]) -> Rendezvou
         raise HorovodInternalError(
             f"init: {rank.place} can't listen for the other hosts at {network.address} port {network.port} "
             f"(HOROVOD_GLOO_RENDEZVOUS_ADDR, HOROVOD_GLOO_RENDEZVOUS_PORT): {error.strerror}. It must be an address of "
-            "this host and a port that nobody uses."
+            f"this host and a port that nobody uses. {network.advice}".rstrip()
         ) from None
     return RendezvousServer(listener, rank.host_key, tell=_log.warning, once=True, encryption=rank.encryption)

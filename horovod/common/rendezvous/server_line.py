@@ -38,9 +38,10 @@ class ServerLine:
         *,
         timeout: float,
         encryption: Encryption = PLAIN,
+        advice: str = "",
     ) -> None:
-        """Begins to connect; if it does not come about in time, the loop raises that."""
-        self._loop, self._place, self._timeout = loop, hello.place, timeout
+        """Begins to connect; if it does not come about in time, the loop raises that, with some advice."""
+        self._loop, self._place, self._timeout, self._advice = loop, hello.place, timeout, advice
         self._server = f"the rendezvous at {addresses[0][1][0]} port {addresses[0][1][1]}"
         self._deadline = time.monotonic() + timeout
         self._connection: Connection | None = None
@@ -153,7 +154,7 @@ class ServerLine:
         raise HorovodInternalError(
             f"init: {self._place} did not reach {self._server} within {self._timeout:g} s ({self._caller.trouble}). "
             "Does HOROVOD_GLOO_RENDEZVOUS_ADDR lead to it from this host, and have all hosts the same HOROVOD_JOB_ID "
-            "and HOROVOD_SECRET_KEY?"
+            f"and HOROVOD_SECRET_KEY? {self._advice}".rstrip()
         )
 
 
