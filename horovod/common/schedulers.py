@@ -81,6 +81,8 @@ def names_come_late(environ: Mapping[str, str]) -> bool:
 
 def advice(environ: Mapping[str, str]) -> str:
     """What may help if no rank 0 is found at HOROVOD_GLOO_RENDEZVOUS_ADDR; empty where there is no more to say."""
+    if environ.get("HOROVOD_JOB_ID", "").startswith("torchrun "):
+        return "Under torchrun it is MASTER_ADDR, the port after MASTER_PORT, unless HOROVOD_GLOO_RENDEZVOUS_* are set."
     if not environ.get("OMPI_COMM_WORLD_RANK"):
         return ""
     text = "`mpirun -x HOROVOD_GLOO_RENDEZVOUS_ADDR=HOST ...` names the host of rank 0"

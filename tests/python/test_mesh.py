@@ -143,7 +143,7 @@ def test_ranks_that_do_not_belong_together_are_not_connected(key: Key, generatio
         endpoint = group.table.endpoints[0]
         rank_0 = f"rank 0 (local rank 0 of 1 on host host0) at {endpoint} did not accept a connection"
         assert group.meshes[1].missing().startswith(f"{rank_0} ({words}")
-        assert group.meshes[0].missing() == "rank 1 (local rank 0 of 1 on host host1) did not connect"
+        assert group.meshes[0].missing() == f"rank 1 (local rank 0 of 1 on host host1) did not connect to {endpoint}"
 
 
 def test_a_connection_that_breaks_on_its_way_is_made_again() -> None:

@@ -232,7 +232,7 @@ def test_a_job_that_says_it_is_huge_costs_no_memory() -> None:
     attempt.add(leader)
     attempt.holders[2] = leader
     tracemalloc.start()
-    text = attempt.who_is_late([])
+    text = attempt.who_is_late([], "there")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     connection.close()

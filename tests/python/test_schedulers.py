@@ -383,30 +383,96 @@ def test_those_who_do_not_reach_rank_0_are_told_what_to_set_under_mpirun(cluster
         assert "h1 is where mpirun was called, which is not always a host with ranks." in error
 
 
-@pytest.mark.parametrize("counts", [(2, 2), (1, 3)], ids=str)
-def test_real_torchrun_on_two_machines(cluster: Machines, tmp_path: Path, counts: tuple[int, int]) -> None:
+def call_torchrun(
+    cluster: Machines, folder: Path, counts: tuple[int, int], program: str = REPORT, **environment: str
+) -> list[tuple[int, str, str]]:
+    """Runs a program under a real torchrun on h1 and one on h2: how they end, and what they write."""
     pytest.importorskip("torch")
-    program = tmp_path / "program.py"
-    program.write_text(REPORT)
+    (folder / "program.py").write_text(program)
+    words = [f"{name}={value}" for name, value in {"HOROVOD_SECRET_KEY": "s3cret", **environment}.items()]
     processes = []
     for number, count in enumerate(counts):
+        # It looks after ranks seldom, so that one that fails is not ended before it has said why.
+        options = f"--nnodes 2 --nproc-per-node {count} --node-rank {number} --monitor-interval 3"
         master = "--master-addr h1 --master-port 29500"
-        options = f"--nnodes 2 --nproc-per-node {count} --node-rank {number} {master}".split()
-        command = ["env", "HOROVOD_SECRET_KEY=s3cret", sys.executable, "-P", "-m", "torch.distributed.run", *options]
+        command = [sys.executable, "-P", "-m", "torch.distributed.run", *options.split(), *master.split()]
         processes.append(
             subprocess.Popen(
-                cluster[f"h{number + 1}"].command([*command, str(program)]),
+                cluster[f"h{number + 1}"].command(["env", *words, *command, str(folder / "program.py")]),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
         )
-    lines = []
+    ended = []
     for process in processes:
         out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
+        ended.append((process.returncode, out, err))
+    return ended
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (1, 3)], ids=str)
+def test_real_torchrun_on_two_machines(cluster: Machines, tmp_path: Path, counts: tuple[int, int]) -> None:
+    lines = []
+    for code, out, err in call_torchrun(cluster, tmp_path, counts):
+        assert code == 0, err
         lines += out.splitlines()
     assert sorted(lines) == found_out_by_meeting(["h1"] * counts[0] + ["h2"] * counts[1])
+
+
+SAY_WHY = """
+import os
+import sys
+import time
+import horovod.numpy as hvd
+start = time.monotonic()
+try:
+    hvd.init()
+except hvd.HorovodInternalError as error:
+    sys.stdout.write(f"{os.environ['RANK']} after {time.monotonic() - start:.0f} s: {error}\\n")
+    sys.exit(1)
+"""
+
+
+def call_behind_firewall(
+    cluster: Machines, folder: Path, ports: str, verdict: str, **environment: str
+) -> tuple[dict[int, str], float]:
+    """Has torchrun start four ranks when h1 lets in only some ports: what each rank is told, and the longest wait."""
+    rules = ["tcp dport 22 accept", f"tcp dport {ports} accept", "ct state established accept"]
+    with cluster["h1"].filtered(*rules, f"meta l4proto tcp {verdict}"):
+        ended = call_torchrun(cluster, folder, (2, 2), SAY_WHY, **environment)
+    assert all(code != 0 for code, _, _ in ended)
+    lines = [line for _, out, _ in ended for line in out.splitlines()]
+    told = [(int(line.split()[0]), float(line.split()[2]), line.partition(": ")[2]) for line in lines]
+    assert sorted(rank for rank, _, _ in told) == [0, 1, 2, 3], ended  # One error each.
+    return {rank: text for rank, _, text in told}, max(seconds for _, seconds, _ in told)
+
+
+@pytest.mark.parametrize(("verdict", "seen"), [("drop", "nothing answers there"), ("reject", "nobody listens")])
+def test_a_firewall_before_rank_0_under_torchrun_is_told_to_all(
+    cluster: Machines, tmp_path: Path, verdict: str, seen: str
+) -> None:
+    """torchrun's own port is open, and the one after it, at which rank 0 awaits the other hosts, is not."""
+    told, seconds = call_behind_firewall(cluster, tmp_path, "29500", verdict, HOROVOD_START_TIMEOUT="4")
+    assert seconds < 15
+    assert told[0] == told[1] and told[2] == told[3]
+    assert "rank 2-3 did not arrive within 4 s; arrived: rank 0-1 of host h1" in told[0]
+    assert "their hosts do not reach 10.77.0.1:29501: do firewalls let TCP through to it?" in told[0]
+    assert "did not reach the rendezvous at 10.77.0.1 port 29501 within 4 s (" + seen in told[2]
+    assert "rank 2 (local rank 0 of 2 on host h2" in told[2]
+    assert "Under torchrun it is MASTER_ADDR, the port after MASTER_PORT" in told[2]
+
+
+def test_a_firewall_between_ranks_under_torchrun_is_told_to_all(cluster: Machines, tmp_path: Path) -> None:
+    """The hosts meet, but the ranks' own ports, by which tensors go, can't be reached."""
+    told, seconds = call_behind_firewall(cluster, tmp_path, "29500-29501", "drop")
+    assert seconds < 50
+    assert len(set(told.values())) == 1, told
+    assert re.search(r"rank [0-3] \(local rank .* is not connected to all ranks of other hosts after 30 s: ", told[0])
+    # Whoever was first: one who connects, or one who is connected to.
+    connects = r"rank 0 \(.* on host h1 .*\) at 10\.77\.0\.1:\d+ did not accept a connection \(nothing answers there\)"
+    assert re.search(rf"{connects}|rank 2 \(.* on host h2 .*\) did not connect to 10\.77\.0\.1:\d+", told[0]), told[0]
+    assert "It must let TCP through to the ports that the system chooses (net.ipv4.ip_local_port_range)." in told[0]
 
 
 def call_mpirun(cluster: Machines, *options: str, on: str = "h1") -> subprocess.CompletedProcess[str]:

@@ -86,7 +86,7 @@ def test_a_table_that_does_not_come_is_missed_with_words() -> None:
     assert str(caught.value) == (
         "init: rank 1 (local rank 0 of 1 on host host1) did not get the table of all ranks from rank 0 of host host0 "
         f"at {group.table.endpoints[0]} within 0.2 s (nobody listens). Can these hosts reach each other, or is there a "
-        "firewall?"
+        "firewall? It must let TCP through to the ports that the system chooses (net.ipv4.ip_local_port_range)."
     )
 
 

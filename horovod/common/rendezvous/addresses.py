@@ -14,6 +14,11 @@ from horovod.common.rendezvous.messages import Endpoint
 
 BACKLOG = 4096  # the kernel has its own limit as well
 LOCAL_BACKLOG = 1024
+# For the one whose connection to a rank's own port does not come about.
+REACH_EACH_OTHER = (
+    "Can these hosts reach each other, or is there a firewall? It must let TCP through to the ports that the system "
+    "chooses (net.ipv4.ip_local_port_range)."
+)
 
 # For documentation only (RFC 5737): nobody has it, so the way there is the way to everywhere.
 _ELSEWHERE = ("192.0.2.1", 1)

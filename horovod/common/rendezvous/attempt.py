@@ -79,11 +79,12 @@ class Attempt:
         """Whether every rank of the job was reported."""
         return len(self.holders) == self.first().hello.place.size
 
-    def who_is_late(self, host_of_rank: Sequence[str]) -> str:
+    def who_is_late(self, host_of_rank: Sequence[str], where: object) -> str:
         """Who keeps the others waiting, in words.
 
         Args:
             host_of_rank: The hosts by rank, if they are known.
+            where: The address at which leaders are awaited.
         """
         late = [str(leader) for leader in self.leaders.values() if not leader.has_said_it]
         if self.state is not State.GATHERING:
@@ -100,10 +101,13 @@ class Attempt:
         alone = [leader for leader in self.leaders.values() if leader.report is None]
         arrived += [f"only {leader} of host {leader.hello.place.host}" for leader in alone]
         missing = _gaps(self.first().hello.place.size, self.holders)
-        return (
+        text = (
             f"init: {_with_hosts(missing, host_of_rank)} did not arrive within {self.timeout:g} s; arrived: "
             f"{'; '.join(arrived)}. If they only need longer, raise HOROVOD_START_TIMEOUT."
         )
+        if sum(map(len, missing)) > sum(leader.hello.place.local_size for leader in alone):
+            text += f" If they wait too, their hosts do not reach {where}: do firewalls let TCP through to it?"
+        return text
 
 
 def _gaps(size: int, ranks: Iterable[int]) -> list[range]:

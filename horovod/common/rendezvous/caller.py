@@ -22,6 +22,8 @@ from horovod.common.rendezvous.proof import ANSWER_SIZE, Claim, Key, encode_open
 
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.1
+# What may be wrong. A connection that nothing answers, not even by refusing it, is most likely dropped by a firewall.
+_SILENCE, _NOBODY = "nothing answers there", "nobody listens"
 
 Address = tuple[socket.AddressFamily, Any]  # as the socket module has it
 
@@ -53,7 +55,7 @@ class Caller:
             encryption: Whether the connection is to be encrypted. If the other side differs it is not, and the other
                 side decides about it.
         """
-        self.trouble = "nobody listens"
+        self.trouble = _SILENCE
         self._loop, self._key, self._encryption = loop, key, encryption
         self._claim = dataclasses.replace(claim, encrypts=encryption.covers(claim.purpose))
         self._addresses, self._first_frame, self._on_answer = addresses, first_frame, on_answer
@@ -78,7 +80,7 @@ class Caller:
     def _try(self) -> None:
         family, address = self._addresses[self._attempts % len(self._addresses)]
         self._attempts += 1
-        self._timer = self._loop.at(time.monotonic() + AUTHENTICATION_SECONDS, lambda: self._fail("no answer in time"))
+        self._timer = self._loop.at(time.monotonic() + AUTHENTICATION_SECONDS, self._give_up)
         try:
             self._sock = socket.socket(family, socket.SOCK_STREAM)
             self._sock.setblocking(False)
@@ -140,11 +142,16 @@ class Caller:
         connection.on_closed = _nobody_cares  # until the new owner says so
         self._on_answer(connection, kind, body)
 
+    def _give_up(self) -> None:
+        self._fail(_SILENCE if self._sock is not None else "no answer in time")
+
     def _fail(self, reason: str) -> None:
         self.close()
         # That nobody listens is what comes last when a process has gone; what came before it says more.
         if reason != os.strerror(errno.ECONNREFUSED):
             self.trouble = reason
+        elif self.trouble == _SILENCE:
+            self.trouble = _NOBODY
         self._timer = self._loop.at(time.monotonic() + self._pause, self._try)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 

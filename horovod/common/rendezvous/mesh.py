@@ -125,7 +125,8 @@ class Mesh:
             for peer, caller in callers.items()
         ]
         absent = sorted({peer for _, peer in self._awaited - self._connected.keys()})
-        texts += [f"{self._table.describe(peer)} did not connect" for peer in absent]
+        own = self._table.endpoints[self._rank]
+        texts += [f"{self._table.describe(peer)} did not connect to {own}" for peer in absent]
         shown = "; ".join(texts[:6]) + ("; ..." if len(texts) > 6 else "")
         return shown + (f". Here {self._door.trouble}" if self._door.trouble else "")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from horovod import __version__
 from horovod.common.environment import Identity, Tunables
 from horovod.common.exceptions import HorovodInternalError
-from horovod.common.rendezvous.addresses import endpoint_of
+from horovod.common.rendezvous.addresses import REACH_EACH_OTHER, endpoint_of
 from horovod.common.rendezvous.connection import CLOSED
 from horovod.common.rendezvous.encryption import Encryption
 from horovod.common.rendezvous.loop import Loop
@@ -122,7 +122,7 @@ class Rank:
             if not self.loop.run_until(mesh.is_complete, time.monotonic() + STEP_SECONDS):
                 raise HorovodInternalError(
                     f"init: {self.place} is not connected to all ranks of other hosts after {STEP_SECONDS:g} s: "
-                    f"{mesh.missing()}. Can these hosts reach each other, or is there a firewall?"
+                    f"{mesh.missing()}. {REACH_EACH_OTHER}"
                 )
             wiring.take(*mesh.take())
         finally:

@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous import tree
+from horovod.common.rendezvous.addresses import endpoint_of
 from horovod.common.rendezvous.attempt import STEPS, Attempt, Leader, State
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.door import Door
@@ -96,6 +97,7 @@ class RendezvousServer:
         self._once = once
         self._encryption = find_encryption() if encryption is None else encryption
         self._host_of_rank = host_of_rank
+        self._where = endpoint_of(listener) if listener.family != socket.AF_UNIX else "its address"
         self._attempt: Attempt | None = None
         self._last_failure = ""
         self._goodbyes: list[Connection] = []
@@ -251,7 +253,7 @@ class RendezvousServer:
         attempt.timer = self.loop.at(time.monotonic() + seconds, lambda: self._give_up_on_late(attempt))
 
     def _give_up_on_late(self, attempt: Attempt) -> None:
-        text = attempt.who_is_late(self._host_of_rank)
+        text = attempt.who_is_late(self._host_of_rank, self._where)
         if self._last_failure:
             text += f" The attempt before ended with: {self._last_failure}"
         self._fail_with(HorovodInternalError(text))

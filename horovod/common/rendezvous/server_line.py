@@ -153,8 +153,8 @@ class ServerLine:
     def _give_up(self) -> None:
         raise HorovodInternalError(
             f"init: {self._place} did not reach {self._server} within {self._timeout:g} s ({self._caller.trouble}). "
-            "Does HOROVOD_GLOO_RENDEZVOUS_ADDR lead to it from this host, and have all hosts the same HOROVOD_JOB_ID "
-            f"and HOROVOD_SECRET_KEY? {self._advice}".rstrip()
+            "Does HOROVOD_GLOO_RENDEZVOUS_ADDR lead to it from this host, do firewalls let TCP through to this port, "
+            f"and have all hosts the same HOROVOD_JOB_ID and HOROVOD_SECRET_KEY? {self._advice}".rstrip()
         )
 
 

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.rendezvous.addresses import REACH_EACH_OTHER
 from horovod.common.rendezvous.caller import Caller
 from horovod.common.rendezvous.connection import Connection
 from horovod.common.rendezvous.encoding import ProtocolError
@@ -113,7 +114,7 @@ def fetch(loop: Loop, source: Source, place: Place, key: Key, encryption: Encryp
         if not loop.run_until(lambda: bool(tables), time.monotonic() + source.seconds):
             raise HorovodInternalError(
                 f"init: {place} did not get the table of all ranks from {_name(source)} within {source.seconds:g} s "
-                f"({caller.trouble}). Can these hosts reach each other, or is there a firewall?"
+                f"({caller.trouble}). {REACH_EACH_OTHER}"
             )
     finally:
         caller.close()
