@@ -1,4 +1,4 @@
-"""The peers that live in one process with PyTorch: this project in three ways, and torch.distributed's gloo."""
+"""The peers that live in one process with PyTorch: this project by horovod.torch, and torch.distributed's gloo."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,6 @@ import torch.distributed as dist
 from peers import Array, NumpyMemory
 from subject import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST
 
-import horovod.numpy as hvd
 import horovod.torch as hvd_torch
 
 
@@ -27,48 +26,6 @@ def _array_on(tensor: torch.Tensor) -> Array:
     return np.asarray(tensor.numpy())
 
 
-class Horovod(NumpyMemory):
-    """This project, by horovod.numpy. The rank must have called hvd.init()."""
-
-    def bind(self, kind: str, source: Array, target: Array, name: str) -> Callable[[], Array]:
-        """See Peer."""
-        del target
-
-        def allreduce() -> Any:
-            return hvd.allreduce_(source, name=name, op=hvd.Sum)
-
-        def broadcast() -> Array:
-            return hvd.broadcast_(source, 0, name=name)
-
-        def allgather() -> Array:
-            return hvd.allgather(source, name=name)
-
-        def alltoall() -> Array:
-            result: Any = hvd.alltoall(source, name=name)
-            return np.asarray(result)
-
-        def reducescatter() -> Array:
-            return hvd.reducescatter(source, name=name, op=hvd.Sum)
-
-        return {ALLREDUCE: allreduce, BROADCAST: broadcast, ALLGATHER: allgather, ALLTOALL: alltoall}.get(
-            kind, reducescatter
-        )
-
-    def close(self) -> None:
-        """hvd.shutdown, which may be called again."""
-        hvd.shutdown()
-
-
-class HorovodShared(Horovod):
-    """The same on memory from hvd_alloc."""
-
-    has_own_memory = True
-
-    def allocate(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
-        """hvd.zeros."""
-        return hvd.zeros(shape, dtype)
-
-
 class HorovodTorch(NumpyMemory):
     """This project, by horovod.torch."""
 
@@ -78,7 +35,7 @@ class HorovodTorch(NumpyMemory):
         tensor, name = tensor_on(source), f"torch.{name}"
 
         def allreduce() -> Array:
-            hvd_torch.allreduce_(tensor, name=name, op=hvd.Sum)
+            hvd_torch.allreduce_(tensor, name=name, op=hvd_torch.Sum)
             return source
 
         def broadcast() -> Array:
@@ -93,7 +50,7 @@ class HorovodTorch(NumpyMemory):
             return _array_on(result)
 
         def reducescatter() -> Array:
-            return _array_on(hvd_torch.reducescatter(tensor, name=name, op=hvd.Sum))
+            return _array_on(hvd_torch.reducescatter(tensor, name=name, op=hvd_torch.Sum))
 
         return {ALLREDUCE: allreduce, BROADCAST: broadcast, ALLGATHER: allgather, ALLTOALL: alltoall}.get(
             kind, reducescatter

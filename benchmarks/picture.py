@@ -1,5 +1,6 @@
-"""One picture of a run: times by size, gains of other collectives, training, scaling, agreement, hosts."""
+"""One picture of a run: times by size, gains of other collectives, training, scaling, agreement, hosts, encryption."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 from host_teams import HOST_WAYS
-from hosts import GIGABIT, UNSHAPED
+from hosts import ALL_LINKS, GIGABIT, UNSHAPED
 from matplotlib import pyplot
 from results import Results
 from simulation import CPU, MESSAGES, TENSORS
 from subject import (
+    ALL_ENCRYPTED,
     ALLREDUCE,
     ALONE,
     COLLECTIVES,
@@ -21,6 +23,7 @@ from subject import (
     HOROVOD,
     HOROVOD_SHARED,
     HOROVOD_TORCH,
+    IN_CLEAR,
     IN_STEP,
     LIMIT,
     LIMIT_OWN_PAGES,
@@ -86,7 +89,8 @@ def _allreduce(results: Results, axes: Any, ranks: int) -> None:
 
 def _between_hosts(results: Results, axes: Any, link: str, per_host: int) -> None:
     """Payload a second; each host sends and receives as much."""
-    subjects = results.subjects(ALLREDUCE, 2 * per_host, link)
+    every = results.subjects(ALLREDUCE, 2 * per_host, link)
+    subjects = [subject for subject in every if any(results.find(subject, way) for way in HOST_WAYS)]
     for way in HOST_WAYS:
         points = [(subject.bytes, record) for subject in subjects if (record := results.find(subject, way))]
         if points:
@@ -99,6 +103,27 @@ def _between_hosts(results: Results, axes: Any, link: str, per_host: int) -> Non
     axes.set_yscale("log")
     axes.set_ylabel("Gbit/s, by the median")
     axes.set_title(f"allreduce between 2 hosts with {per_host} rank{'s' * (per_host > 1)} each, {link}")
+    axes.grid(alpha=0.3)
+
+
+def _encryption(results: Results, axes: Any) -> None:
+    """How much longer it takes if everything is encrypted."""
+    sizes: set[int] = set()
+    for link in ALL_LINKS:
+        for ranks in (2, 4):
+            points = []
+            for subject in results.subjects(ALLREDUCE, ranks, link):
+                clear, encrypted = (results.find(subject, way) for way in (IN_CLEAR, ALL_ENCRYPTED))
+                if clear is not None and encrypted is not None:
+                    points.append((subject.bytes, encrypted.median / clear.median))
+            sizes |= {size for size, _ in points}
+            if points:
+                axes.plot(*zip(*points, strict=True), marker=".", label=f"{link}, {ranks // 2} a host")
+    if sizes:
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set_ylim(bottom=0)
+    _size_axis(axes, sorted(sizes))
+    axes.set_title("allreduce between 2 hosts: time encrypted / in clear")
     axes.grid(alpha=0.3)
 
 
@@ -197,6 +222,14 @@ def _agreement(results: Results, axes: Any, what: str, unit: str, per_tensor: bo
     axes.grid(alpha=0.3)
 
 
+def _has_data(panel: Callable[[Any], None]) -> bool:
+    """Whether a panel has something to show; what was not measured is left out."""
+    figure, axes = pyplot.subplots()
+    panel(axes)
+    pyplot.close(figure)
+    return bool(axes.has_data())
+
+
 def draw(results: Results, path: Path) -> None:
     """Writes the picture."""
     panels: list[Callable[[Any], None]] = [
@@ -212,17 +245,18 @@ def draw(results: Results, path: Path) -> None:
         lambda axes: _between_hosts(results, axes, UNSHAPED, 1),
         lambda axes: _between_hosts(results, axes, UNSHAPED, 2),
         lambda axes: _between_hosts(results, axes, GIGABIT, 1),
+        lambda axes: _encryption(results, axes),
     ]
-    figure, grid = pyplot.subplots(4, 3, figsize=(16, 18), layout="constrained")
-    for axes in grid.flat[len(panels) :]:
+    shown = [panel for panel in panels if _has_data(panel)]
+    columns = max(1, min(3, len(shown)))
+    rows = max(1, math.ceil(len(shown) / columns))
+    size = (16 / 3 * columns, 4.5 * rows)
+    figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for axes in grid.flat[len(shown) :]:
         axes.axis("off")
-    for panel, axes in zip(panels, grid.flat, strict=False):
+    for panel, axes in zip(shown, grid.flat, strict=False):
         panel(axes)
-        if not axes.has_data():
-            axes.set_xscale("linear")
-            axes.set_yscale("linear")
-            axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
-        elif axes.get_legend_handles_labels()[0]:
+        if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=7)
     figure.savefig(path, dpi=90)
     pyplot.close(figure)

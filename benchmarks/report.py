@@ -11,9 +11,11 @@ from subject import (
     ALONE,
     COLLECTIVES,
     DDP,
+    ENCRYPTION_WAYS,
     HOROVOD,
     HOROVOD_SHARED,
     HOROVOD_TORCH,
+    IN_CLEAR,
     LIMIT,
     LIMIT_OWN_PAGES,
     MEMCPY,
@@ -91,6 +93,8 @@ def _between_hosts(results: Results) -> list[str]:
     for link in ALL_LINKS:
         rows = []
         for subject in results.subjects(ALLREDUCE, link=link):
+            if not any(results.find(subject, way) for way in HOST_WAYS):
+                continue
             ours = results.find(subject, HOROVOD)
             bandwidth = "-" if ours is None else f"{subject.bytes * 8e-9 / ours.median:.3g} Gbit/s"
             if ours is not None and link in BYTES_PER_SECOND:
@@ -108,6 +112,26 @@ def _between_hosts(results: Results) -> list[str]:
             ratios = [f"{way} / horovod" for way in HOST_WAYS[1:]]
             header = ["ranks", "bytes", *HOST_WAYS, *ratios, "bandwidth"]
             text += [f"## Allreduce of float32 between two hosts, {link}", "", *_table(header, rows)]
+    return text
+
+
+def _encryption(results: Results) -> list[str]:
+    """How much longer it takes with more encrypted."""
+    text: list[str] = []
+    header = ["ranks", "bytes", *ENCRYPTION_WAYS, *(f"{way} / {IN_CLEAR}" for way in ENCRYPTION_WAYS[1:])]
+    for link in ALL_LINKS:
+        rows = [
+            [
+                f"{subject.ranks // 2} a host",
+                bytes_text(subject.bytes),
+                *_times(results, subject, ENCRYPTION_WAYS),
+                *(_ratio(results, subject, IN_CLEAR, (way,)) for way in ENCRYPTION_WAYS[1:]),
+            ]
+            for subject in results.subjects(ALLREDUCE, link=link)
+            if any(results.find(subject, way) for way in ENCRYPTION_WAYS)
+        ]
+        if rows:
+            text += [f"## Cost of encryption: allreduce between two hosts, {link}", "", *_table(header, rows)]
     return text
 
 
@@ -168,5 +192,5 @@ def to_markdown(results: Results, name: str, picture: str) -> str:
     text = [f"# Benchmarks: {name}", "", *_machine(results)]
     text += ["## Goals", "", *goals_table(results), f"![All of it as a picture]({picture})", ""]
     text += ["Times are medians, with the 99th percentile in parentheses.", ""]
-    sections = (_collectives, _between_hosts, _together, _training, _figures)
+    sections = (_collectives, _between_hosts, _encryption, _together, _training, _figures)
     return "\n".join([*text, *(line for section in sections for line in section(results))])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from compare import Effort, compare
 from costs import measure_agreement, measure_start_up, measure_waiting
-from host_teams import HOST_WAYS, HostStadium
+from host_teams import HOST_WAYS, EncryptionStadium, HostStadium
 from hosts import GIGABIT, UNSHAPED, TwoHosts, why_not
 from machine import describe_machine, load
 from mpi_environments import Mpi, find_mpis
@@ -23,6 +23,7 @@ from simulation import simulate
 from subject import (
     ALLREDUCE,
     COLLECTIVES,
+    ENCRYPTION_WAYS,
     HOROVOD,
     HOROVOD_SHARED,
     HOROVOD_TORCH,
@@ -40,6 +41,8 @@ from subject import (
 from teams import Stadium, build_program
 from units import bytes_text, time_text
 
+from horovod.common.rendezvous.encryption import find_encryption
+
 _HERE = Path(__file__).resolve().parent
 _KI, _MI = 1 << 10, 1 << 20
 _TOGETHER_BYTES = 400 * 64 * 64 * 4
@@ -53,6 +56,7 @@ _ALLREDUCE_OF_MORE: Sizes = (4, 4 * _KI, 64 * _KI, _MI, 4 * _MI, 16 * _MI, 64 * 
 _OTHERS: Sizes = (_KI, 16 * _KI, 64 * _KI, _MI, 4 * _MI, 16 * _MI, 64 * _MI)
 _OTHERS_OF_MORE: Sizes = (_KI, 64 * _KI, _MI, 16 * _MI)
 _BETWEEN_HOSTS: Sizes = (4, 256, 4 * _KI, 64 * _KI, 256 * _KI, _MI, 4 * _MI, 16 * _MI, 64 * _MI, 256 * _MI)
+_ENCRYPTED: Sizes = (4, 4 * _KI, 64 * _KI, _MI, 16 * _MI, 64 * _MI)
 _ELEMENTS: Sizes = (64 * _KI, _MI, 4 * _MI)
 _QUICK_ALLREDUCE: Sizes = (4, 4 * _KI, 64 * _KI, _MI, 4 * _MI, 16 * _MI)
 _QUICK_ALLREDUCE_OF_MORE: Sizes = (4, 64 * _KI, 4 * _MI)
@@ -97,10 +101,19 @@ class Run:
 
     def between_hosts(self, stadium: HostStadium, links: Sequence[str]) -> None:
         """Blocking allreduce of float32 by size, over links between two hosts."""
+        self._over(stadium, links, _QUICK_BETWEEN_HOSTS if self._quick else _BETWEEN_HOSTS, HOST_WAYS)
+
+    def encryption(self, stadium: EncryptionStadium, links: Sequence[str]) -> None:
+        """The same by what is encrypted."""
+        self._over(stadium, links, _QUICK_BETWEEN_HOSTS if self._quick else _ENCRYPTED, ENCRYPTION_WAYS)
+
+    def _over(
+        self, stadium: HostStadium | EncryptionStadium, links: Sequence[str], sizes: Sizes, ways: tuple[str, ...]
+    ) -> None:
         for link in links:
             stadium.hosts.shape(link)
-            for size in self._sizes or (_QUICK_BETWEEN_HOSTS if self._quick else _BETWEEN_HOSTS):
-                self.measure(stadium, Subject(ALLREDUCE, stadium.ranks, size, link=link), HOST_WAYS)
+            for size in self._sizes or sizes:
+                self.measure(stadium, Subject(ALLREDUCE, stadium.ranks, size, link=link), ways)
 
     def collectives(self, stadium: Stadium) -> None:
         """The other collectives."""
@@ -152,7 +165,8 @@ SECTIONS: dict[str, Callable[[Run, Stadium], None]] = {
     "costs": Run.costs,
     "simulation": Run.simulation,
 }
-HOSTS = "hosts"
+HOSTS, ENCRYPTION = "hosts", "encryption"
+_ALL_SECTIONS = [*SECTIONS, HOSTS, ENCRYPTION]
 LINKS = {"unshaped": UNSHAPED, "1gbit": GIGABIT}
 
 
@@ -170,13 +184,13 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=[*SECTIONS, HOSTS],
-        default=[*SECTIONS, HOSTS],
+        choices=_ALL_SECTIONS,
+        default=_ALL_SECTIONS,
         metavar="SECTION",
-        help=f"some of {', '.join([*SECTIONS, HOSTS])}; the rest of the result files stays as it is",
+        help=f"some of {', '.join(_ALL_SECTIONS)}; the rest of the result files stays as it is",
     )
-    parser.add_argument("--ranks-per-host", type=int, nargs="+", default=[1, 2], help="of the section hosts")
-    parser.add_argument("--links", choices=LINKS, nargs="+", default=list(LINKS), help="of the section hosts")
+    parser.add_argument("--ranks-per-host", type=int, nargs="+", default=[1, 2], help="between two hosts")
+    parser.add_argument("--links", choices=LINKS, nargs="+", default=list(LINKS), help="between two hosts")
     parser.add_argument("--sizes", type=_size, nargs="+", help="of collectives, like 4 64K 256M")
     parser.add_argument("--rounds", type=int, help="alternating rounds of each way")
     parser.add_argument("--seconds", type=float, help="how long a round should take")
@@ -229,6 +243,20 @@ def _measure_between_hosts(run: Run, args: argparse.Namespace, mpis: Sequence[Mp
             _report(run.results, args.output, name)
 
 
+def _measure_encryption(run: Run, args: argparse.Namespace, name: str) -> None:
+    if ENCRYPTION not in args.only:
+        return
+    if reason := why_not() or find_encryption().trouble:
+        print(f"LEFT OUT: {ENCRYPTION}: {reason}", file=sys.stderr)
+        return
+    for per_host in args.ranks_per_host[:1] if args.quick else args.ranks_per_host:
+        with TwoHosts() as hosts, EncryptionStadium(per_host, hosts) as stadium:
+            before = load()
+            run.encryption(stadium, [LINKS[link] for link in args.links])
+            _describe_section(run, f"{ENCRYPTION}, {per_host} ranks each", before)
+            _report(run.results, args.output, name)
+
+
 def _report(results: Results, output: Path, name: str) -> None:
     """Writes the tables; after each section, so that a run that is stopped has not been for nothing."""
     output.mkdir(parents=True, exist_ok=True)
@@ -241,11 +269,12 @@ def main() -> None:
     args = _parse_args()
     name = args.name or ("quick" if args.quick else "latest")
     stored = args.output / f"{name}.json"
-    partial = set(args.only) != {*SECTIONS, HOSTS} and stored.exists()
+    partial = set(args.only) != set(_ALL_SECTIONS) and stored.exists()
     run = Run(args, Results.load(stored) if partial else Results())
-    mpis = find_mpis()
+    mpis = find_mpis() if set(args.only) != {ENCRYPTION} else []
     _measure_on_one_host(run, args, mpis, name)
     _measure_between_hosts(run, args, mpis, name)
+    _measure_encryption(run, args, name)
     draw(run.results, args.output / f"{name}.png")
     print("\n".join(["", *goals_table(run.results)]))
     print(f"All tables are in {args.output / name}.md, with a picture in {name}.png.")

@@ -1,8 +1,8 @@
 """One rank of a team: does what the director asks for, until it hangs up.
 
-    worker.py <torch|mpi> <name of the team> <director's socket> <scratch directory>
+    worker.py <torch|numpy|mpi> <name of the team> <director's socket> <scratch directory>
 
-It is started by horovodrun or by an mpiexec. Ranks of MPI have NumPy and mpi4py only, so modules are
+It is started by horovodrun, start_ranks.py or an mpiexec. Ranks of MPI have NumPy and mpi4py only, so modules are
 imported as needed.
 """
 
@@ -114,21 +114,26 @@ def _join(kind: str, team: str, scratch: Path) -> Rank:
         mpi = Mpi()
         rank, size = mpi.ranks.Get_rank(), mpi.ranks.Get_size()
         return Rank(rank, {team: mpi}, Gate(rank, size, scratch / f"gate-{team}", mpi.ranks.Iprobe))
-    import torch
-    from peers_torch import Gloo, Horovod, HorovodShared, HorovodTorch
+    from peers_horovod import Horovod, HorovodShared
 
     import horovod.numpy as hvd
 
-    torch.set_num_threads(1)  # the ranks already use the cores there are
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
+    gate = Gate(rank, size, scratch / f"gate-{team}")
+    if kind == "numpy":
+        return Rank(rank, {team: Horovod()}, gate)
+    import torch
+    from peers_torch import Gloo, HorovodTorch
+
+    torch.set_num_threads(1)  # the ranks already use the cores there are
     peers: dict[str, Peer] = {
         HOROVOD: Horovod(),
         HOROVOD_SHARED: HorovodShared(),
         HOROVOD_TORCH: HorovodTorch(),
         GLOO: Gloo(rank, size, scratch),
     }
-    return Rank(rank, peers, Gate(rank, size, scratch / f"gate-{team}"))
+    return Rank(rank, peers, gate)
 
 
 def main() -> None:

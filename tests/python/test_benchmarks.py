@@ -2,14 +2,28 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from skipping import skip
+from wire_tap import tapping
+
+from horovod.common.rendezvous.encryption import find_encryption
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import hosts
+from host_teams import EncryptionStadium
+from subject import ALLREDUCE, ENCRYPTION_WAYS, Subject
 
 RUN = Path(__file__).resolve().parents[2] / "benchmarks" / "run.py"
+needs_libssl = pytest.mark.skipif(
+    not find_encryption().library, reason="needs OpenSSL 3 (Debian's package libssl3): " + find_encryption().trouble
+)
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the benchmarks compare with torch.distributed, and need torch"
@@ -40,7 +54,7 @@ def test_the_quick_benchmark_fills_every_row(tmp_path: Path) -> None:
     ended = run_benchmarks(*short, "--ranks", "2", "--ranks-per-host", "1", "--wait", "0.2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results = json.loads((tmp_path / "smoke.json").read_text())
-    measured = {(r["subject"]["kind"], r["way"]) for r in results["records"]}
+    measured = {(r["subject"]["kind"], r["way"]) for r in results["records"] if not r["subject"]["link"]}
     peers = ["gloo", *(name for name in MPIS if f"LEFT OUT: {name}" not in ended.stderr)]
     for kind in ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter"):
         assert {(kind, way) for way in ("horovod", "horovod.torch", *peers)} <= measured
@@ -54,11 +68,12 @@ def test_the_quick_benchmark_fills_every_row(tmp_path: Path) -> None:
     }
     has_hosts = "LEFT OUT: hosts" not in ended.stderr
     host_peers = [name for name in ("gloo", "Open MPI") if name in peers]
+    encryption = () if "LEFT OUT: encryption" in ended.stderr else ENCRYPTION_WAYS
     assert between_hosts == {
         (link, size, way)
         for link in ("unshaped", "1 Gbit/s")
         for size in (4, 64 << 10, 4 << 20)
-        for way in ("horovod", *host_peers, "limit")
+        for way in ("horovod", *host_peers, "limit", *encryption)
         if has_hosts
     }
     missing = [line for line in ended.stdout.splitlines() if line.endswith("| not measured |")]
@@ -68,6 +83,9 @@ def test_the_quick_benchmark_fills_every_row(tmp_path: Path) -> None:
         *([] if has_hosts else HOST_GOALS),
     ]
     report = (tmp_path / "smoke.md").read_text()
+    costs = re.findall(r"^## Cost of encryption.*?\n((?:\||\n).*?)\n\n", report, re.MULTILINE | re.DOTALL)
+    assert [table.count("| 1 a host |") for table in costs] == ([3, 3] if encryption else [])
+    assert all("| all encrypted / in clear |" in table and " - |" not in table for table in costs)
     assert report.partition("## Goals\n")[2].partition("![")[0].strip() in ended.stdout
     assert (tmp_path / "smoke.png").read_bytes().startswith(b"\x89PNG")
 
@@ -79,6 +97,29 @@ def test_the_quick_benchmark_fills_every_row(tmp_path: Path) -> None:
     assert len(both["records"]) == len(results["records"]) + len(new)
     assert {(r["subject"]["ranks"], r["subject"]["bytes"]) for r in new} == {(2, 8)}
     assert {r["way"] for r in new} == {way for kind, way in measured if kind == "allreduce"}
+
+
+@needs_libssl
+@pytest.mark.parametrize("way", ENCRYPTION_WAYS)
+def test_the_cost_of_encryption_is_that_of_what_is_encrypted(way: str) -> None:
+    """What the three teams send each other can be seen on the cable, or not."""
+    if reason := hosts.why_not():
+        skip(reason)
+    subject = Subject(ALLREDUCE, 2, 1 << 20, link=hosts.UNSHAPED)
+    with hosts.TwoHosts() as two, tapping(two.pids[0], hosts.INTERFACE) as tap, EncryptionStadium(1, two) as stadium:
+        (team,) = (team for team in stadium.teams if team.ways == (way,))
+        assert team.prepare(subject, [way], 1 << 21)
+        assert len(team.run(way, 3)) == 3
+        stadium.close()
+        seen = tap.stop()
+    ones = np.ones(200, np.float32).tobytes()
+    names = b"allreduce.1048576"
+    assert (ones in seen, names in seen) == {
+        "in clear": (True, True),
+        "control encrypted": (True, False),
+        "all encrypted": (False, False),
+    }[way]
+    assert len(seen) > 3 * 2 * subject.bytes
 
 
 @needs_torch
