@@ -157,18 +157,23 @@ def test_steps_of_tensorflow_are_measured(tmp_path: Path) -> None:
     assert all(median > 0 for median in medians["CNN"].values())
 
 
+@needs_bench
 def test_the_rendezvous_is_measured_and_plotted(tmp_path: Path) -> None:
     program = str(RUN.with_name("rendezvous_scaling.py"))
-    sizes = ["--hosts", "2", "20", "--ranks-per-host", "1", "3", "--output", str(tmp_path)]
+    sizes = ["--ranks", "6", "60", "--ranks-per-host", "1", "3", "--output", str(tmp_path)]
     ended = subprocess.run([sys.executable, program, *sizes], capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr
     measured = json.loads((tmp_path / "rendezvous.json").read_text())
-    assert [(each["hosts"], each["ranks"], each["connections"]) for each in measured] == [
-        (2, 2, 2),
-        (20, 20, 20),
-        (2, 6, 2),
-        (20, 60, 20),
+    assert [(each["hosts"], each["ranks"], each["connections"], each["most_open"]) for each in measured] == [
+        (6, 6, 6, 6),
+        (60, 60, 60, 60),
+        (2, 6, 2, 2),
+        (20, 60, 20, 20),
     ]
-    assert all(each["bytes_sent"] > 0 and each["seconds"] > 0 for each in measured)
-    for ranks in (1, 3):
-        assert (tmp_path / f"rendezvous-{ranks}-per-host.svg").read_text().count("<polyline") == 3
+    names = ("bytes_sent", "bytes_received", "server_seconds", "seconds")
+    assert all(each[name] > 0 for each in measured for name in names)
+    assert (tmp_path / "rendezvous.md").read_text().count("\n| ") == 4
+    assert (tmp_path / "rendezvous.png").read_bytes().startswith(b"\x89PNG")
+    ended = subprocess.run([sys.executable, program, "--ranks", "9"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "--ranks 9: expected at least two hosts with 8 ranks each" in ended.stderr

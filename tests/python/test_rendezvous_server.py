@@ -11,23 +11,48 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from skipping import skip
 
 from horovod import __version__
+from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.addresses import listen_at
 from horovod.common.rendezvous.attempt import Attempt, Leader
 from horovod.common.rendezvous.connection import Connection
+from horovod.common.rendezvous.encryption import find_encryption
 from horovod.common.rendezvous.gate import MAX_STRANGERS
 from horovod.common.rendezvous.hosting import serving
 from horovod.common.rendezvous.loop import READ, Loop
-from horovod.common.rendezvous.messages import MAX_FRAME, HostHello, Kind, Place
+from horovod.common.rendezvous.messages import (
+    MAX_FRAME,
+    NOWHERE,
+    Configuration,
+    Endpoint,
+    Hello,
+    HostHello,
+    Kind,
+    Member,
+    Place,
+    Report,
+)
 from horovod.common.rendezvous.proof import ANSWER_SIZE, CHALLENGE_SIZE, MAGIC, Claim, Key, Purpose, encode_opening
 from horovod.common.rendezvous.server import RendezvousServer, host_key
-from horovod.common.rendezvous.table import Table
-from horovod.common.rendezvous.tree import FANOUT
+from horovod.common.rendezvous.server_line import ServerLine
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from simulated_hosts import KEY, Host, meet, place_of
+from job_in_one_process import (
+    KEY,
+    CountingListener,
+    Outcome,
+    Traffic,
+    counted_server,
+    hosts_of_ranks,
+    meet_all,
+    one_core,
+)
+
+CONFIGURATION = Configuration([], 1 << 27, 1024, False)
 
 
 class Running:
@@ -47,37 +72,69 @@ def running(host_of_rank: list[str]) -> Iterator[Running]:
         yield run
 
 
-@pytest.mark.parametrize(("count", "local_size"), [(125, 8), (1000, 1)])
-def test_a_thousand_ranks_meet_with_one_connection_a_host(count: int, local_size: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 8192:
-        pytest.skip("needs 8192 open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 8192), hard))
-    size = count * local_size
-    with running([f"host{rank // local_size}" for rank in range(size)]) as run:
-        start = time.monotonic()
-        hosts = meet(run.address, count, local_size)
-        seconds = time.monotonic() - start
-        # Every leader was let in at its first attempt, and hears four things.
-        assert all(host.caller._attempts == 1 for host in hosts)
-        told = [[Kind.ACCEPTED, kind, Kind.GO, Kind.DONE] for kind in (Kind.TABLE, Kind.SOURCE)]
-        assert [host.heard for host in hosts] == [told[index >= FANOUT] for index in range(count)]
-        received = sum(host.bytes_received for host in hosts)
-        assert received == run.server.bytes_sent
-        # The table, some 20 bytes a rank and 14 a host, goes to a few; all others get the address of one who has it.
-        table_bytes = 24 * size + 16 * count + 100
-        assert received <= FANOUT * table_bytes + 80 * count
-        assert max(host.bytes_passed_on for host in hosts) <= FANOUT * table_bytes
-        print(f"{size} ranks on {count} hosts: {count} connections, {received} bytes sent, {seconds:.1f} s")
-    table = Table.decode(hosts[0].table)
-    assert table.size == size and len(table.hosts) == count
-    assert all(host.table == hosts[0].table for host in hosts)
+def have_met(outcome: Outcome) -> bool:
+    """Whether all ranks have, with the same table; raises the first error if not."""
+    for error in outcome.errors.values():
+        raise error
+    first = outcome.tables[0]
+    assert sorted(outcome.tables) == list(range(first.size))
+    return all(table == first for table in outcome.tables.values())
+
+
+# ---- Size ------------------------------------------------------------------------------------------------------------
+
+
+def meet_and_count(hosts: int, local_size: int) -> Traffic:
+    """Has a job meet, by the code of all its ranks; returns what was counted at the server."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < hosts + 1000:
+        skip(f"the limit of open files is too low for {hosts} hosts: raise it (ulimit -Hn)")
+    with one_core(hosts * local_size), counted_server(hosts_of_ranks(hosts, local_size)) as (server, traffic):
+        outcome = meet_all(hosts, local_size, server)
+    assert have_met(outcome)
+    table = outcome.tables[0]
+    assert table.host_of == [rank // local_size for rank in range(hosts * local_size)]
+    # One connection a host, and none was ever made in vain.
+    assert traffic.connections == traffic.most_open == hosts
+    return traffic
+
+
+@pytest.mark.parametrize("local_size", [8, 1])
+def test_a_thousand_ranks_meet_by_one_connection_a_host_and_bytes_that_grow_as_they_do(local_size: int) -> None:
+    """The table has 24 bytes for each rank, so to send it to each of 1,000 hosts would take 24 MB."""
+    sizes = np.array([104, 400, 1000])
+    counted = [meet_and_count(size // local_size, local_size) for size in sizes]
+    sent, received = (np.array([getattr(each, name) for each in counted]) for name in ("bytes_sent", "bytes_received"))
+    for values in (sent, received):
+        slope, start = np.polyfit(sizes, values, 1)
+        assert np.abs(values - (slope * sizes + start)).max() < 0.03 * values[-1], "it is no straight line"
+        assert values[-1] / sizes[-1] < 1.1 * values[0] / sizes[0], "more for each rank where there are more of them"
+    # With proofs and handshakes of TLS, which each host has.
+    assert sent[-1] + received[-1] < 1000 * 250 + 1000 / local_size * 1500
+
+
+def test_what_comes_and_goes_at_a_listening_socket_is_counted() -> None:
+    """To the byte, but for the end of a connection, which TCP counts as one."""
+    listener = CountingListener.on(listen_at("127.0.0.1", 0))
+    with listener:
+        for round_, (theirs, ours) in enumerate([(b"x" * 1000, b"y" * 30), (b"x", b"y" * 100_000)], 1):
+            with socket.create_connection(listener.getsockname()) as far:
+                near, _ = listener.accept()
+                with near:
+                    far.sendall(theirs)
+                    assert near.recv(len(theirs), socket.MSG_WAITALL) == theirs
+                    near.sendall(ours)
+                    assert far.recv(len(ours), socket.MSG_WAITALL) == ours
+                    far.shutdown(socket.SHUT_WR)
+                    assert near.recv(1) == b""
+            assert listener.traffic.connections == round_ and listener.traffic.most_open == 1
+        assert 0 <= listener.traffic.bytes_received - 1001 <= 2
+        assert 0 <= listener.traffic.bytes_sent - 100_030 <= 2
 
 
 def test_the_server_serves_the_next_generation() -> None:
     with running(["host0", "host1"]) as run:
         for _ in range(3):
-            assert all(host.heard[-1] is Kind.DONE for host in meet(run.address, 2, 1))
+            assert have_met(meet_all(2, 1, run.address))
 
 
 # ---- Strangers -------------------------------------------------------------------------------------------------------
@@ -162,11 +219,11 @@ def test_strangers_are_turned_away_at_once_or_after_some_seconds_and_disturb_nob
                 attack(sock)  # type: ignore[operator]
                 assert is_dropped(sock, 4), name
         start = time.monotonic()
-        assert all(host.heard[-1] is Kind.DONE for host in meet(run.address, 2, 1))
+        assert have_met(meet_all(2, 1, run.address))
         assert time.monotonic() - start < 4, "the slow ones held up the others"
         for name, sock in slow.items():
             assert is_dropped(sock, 10), name
-        assert all(host.heard[-1] is Kind.DONE for host in meet(run.address, 2, 1))
+        assert have_met(meet_all(2, 1, run.address))
     assert any("127.0.0.1" in text and "does not know this job's key" in text for text in run.told)
     assert len(run.told) <= 10
 
@@ -175,7 +232,7 @@ def test_a_crowd_of_silent_connections_keeps_nobody_out_and_does_not_grow() -> N
     """Also if it comes from where the hosts come from."""
     with running(["host0", "host1"]) as run, contextlib.ExitStack() as sockets:
         crowd = [sockets.enter_context(socket.create_connection(run.address)) for _ in range(MAX_STRANGERS + 100)]
-        assert all(host.heard[-1] is Kind.DONE for host in meet(run.address, 2, 1))
+        assert have_met(meet_all(2, 1, run.address))
         dropped = select.select(crowd, [], [], 1)[0]  # nothing was said to them: what can be read is their end
         assert 100 <= len(dropped) <= 110, "a few more, where hosts came to the full house"
 
@@ -200,28 +257,50 @@ def test_proofs_are_bound_to_job_purpose_and_ranks() -> None:
             key.check_proof(other, proof, challenge, answered)
 
 
+def errors_of_two(address: tuple[str, int], first: Place, second: Place, version: str = __version__) -> list[str]:
+    """What the leaders of two hosts are told, of which the second comes when the first has arrived."""
+    with contextlib.ExitStack() as resources:
+
+        def arrive(place: Place, own_version: str) -> ServerLine:
+            loop = resources.enter_context(contextlib.closing(Loop()))
+            hello = Hello(own_version, place, CONFIGURATION, 0, NOWHERE)
+            where = [(socket.AF_INET, address)]
+            line = ServerLine(loop, hello, where, KEY, timeout=10.0, encryption=find_encryption())
+            return resources.enter_context(contextlib.closing(line))
+
+        early = arrive(first, __version__)
+        early.say(Kind.REPORT, report_of(first).encode())  # returns when the server has accepted it
+        late = arrive(second, version)
+        with pytest.raises((ValueError, HorovodInternalError)) as told_late:
+            late.say(Kind.REPORT, report_of(second).encode())
+        with pytest.raises((ValueError, HorovodInternalError)) as told_early:
+            early.expect(Kind.TABLE, 10.0)
+        return [str(early.fail(told_early.value)), str(late.fail(told_late.value))]
+
+
+def report_of(place: Place) -> Report:
+    members = [
+        Member(place.rank + local, place.cross_rank, place.cross_size, os.getpid(), Endpoint("10.0.0.1", 1000))
+        for local in range(place.local_size)
+    ]
+    return Report(CONFIGURATION, 0, members)
+
+
 def test_contradicting_hosts_are_told_both_sides() -> None:
     with running([]) as run:
-        loop = Loop()
-        first = Host(loop, run.address, place_of(0, 2, 3))
-        assert loop.run_until(lambda: bool(first.heard), time.monotonic() + 10)
-        second = Host(loop, run.address, Place(2, 6, 0, 2, 1, 3, "host0"), pid=77)
-        assert loop.run_until(lambda: first.is_over() and second.is_over(), time.monotonic() + 10)
-        loop.close()
-        assert str(first.error) == str(second.error)
-        assert f"rank 0 (pid {os.getpid()}) and rank 2 (pid 77) both are local rank 0 of host host0" in str(first.error)
+        first, second = Place(0, 6, 0, 2, 0, 3, "host0"), Place(2, 6, 0, 2, 1, 3, "host0")
+        texts = errors_of_two(run.address, first, second)
+    assert texts[0] == texts[1]
+    pid = os.getpid()
+    assert f"rank 0 (pid {pid}) and rank 2 (pid {pid}) both are local rank 0 of host host0" in texts[0]
 
 
 def test_another_version_is_told() -> None:
     with running([]) as run:
-        loop = Loop()
-        first = Host(loop, run.address, place_of(0, 2, 3))
-        assert loop.run_until(lambda: bool(first.heard), time.monotonic() + 10)
-        second = Host(loop, run.address, place_of(1, 2, 3), version="0.1")
-        assert loop.run_until(lambda: first.is_over() and second.is_over(), time.monotonic() + 10)
-        loop.close()
-        assert str(first.error) == str(second.error)
-        assert f"rank 2 runs Horovod 0.1, rank 0 (local rank 0 of 2 on host host0) {__version__}" in str(first.error)
+        first, second = Place(0, 6, 0, 2, 0, 3, "host0"), Place(2, 6, 0, 2, 1, 3, "host1")
+        texts = errors_of_two(run.address, first, second, version="0.1")
+    assert texts[0] == texts[1]
+    assert f"rank 2 runs Horovod 0.1, rank 0 (local rank 0 of 2 on host host0) {__version__}" in texts[0]
 
 
 def test_a_job_that_says_it_is_huge_costs_no_memory() -> None:

@@ -11,6 +11,7 @@ from horovod.common.rendezvous.server import RendezvousServer
 
 # How long the others may take to hear the end of the last attempt.
 _DRAIN_SECONDS = 5.0
+THREAD_NAME = "horovod-rendezvous"
 
 
 @contextlib.contextmanager
@@ -29,7 +30,7 @@ def serving(server: RendezvousServer) -> Iterator[None]:
             server.step(stop_at[0] if stop_at else None)
 
     server.loop.watch(wake, READ, on_wake)
-    thread = threading.Thread(target=serve, name="horovod-rendezvous", daemon=True)
+    thread = threading.Thread(target=serve, name=THREAD_NAME, daemon=True)
     thread.start()
     try:
         yield

@@ -68,7 +68,6 @@ class RendezvousServer:
 
     Attributes:
         loop: In which it runs.
-        bytes_sent: What was said to leaders, in bytes, over all attempts.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class RendezvousServer:
                 there.
             encryption: How its connections are encrypted; by default as its environment allows.
         """
-        self.bytes_sent = 0
         self.loop = Loop()
         self._once = once
         self._encryption = find_encryption() if encryption is None else encryption
@@ -172,7 +170,7 @@ class RendezvousServer:
         attempt.add(leader)
         connection.on_frame = lambda kind, body: self._on_frame(leader, kind, body)
         connection.on_closed = lambda reason: self._on_lost(leader, reason)
-        self._say(leader, Kind.ACCEPTED, encode_accepted(max(0.0, attempt.deadline - time.monotonic())))
+        leader.connection.say(Kind.ACCEPTED, encode_accepted(max(0.0, attempt.deadline - time.monotonic())))
 
     def _check_newcomer(self, hello: HostHello) -> None:
         attempt = self._attempt
@@ -235,7 +233,7 @@ class RendezvousServer:
         attempt.state = following
         for leader, (kind, body) in zip(leaders, answers, strict=True):
             leader.has_said_it = False
-            self._say(leader, kind, body)
+            leader.connection.say(kind, body)
         self._set_deadline(attempt, STEP_SECONDS + 2 * GRACE_SECONDS)
 
     def _check(self, check: Callable[[], None]) -> bool:
@@ -278,14 +276,9 @@ class RendezvousServer:
             self._door.close()
         self._say_goodbye([leader.connection for leader in attempt.leaders.values()], kind, body)
 
-    def _say(self, leader: Leader, kind: Kind, body: bytes) -> None:
-        self.bytes_sent += len(body)
-        leader.connection.say(kind, body)
-
     def _say_goodbye(self, connections: Iterable[Connection], kind: Kind, body: bytes) -> None:
         self._goodbyes = [connection for connection in self._goodbyes if connection.is_open()]
         for connection in connections:
-            self.bytes_sent += len(body)
             connection.end_after(kind, body, _GOODBYE_SECONDS)
             self._goodbyes.append(connection)
 
