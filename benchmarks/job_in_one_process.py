@@ -53,6 +53,8 @@ _CACHE_CAPACITY = 16  # names of tensors: their shared memory is not used here
 _RANKS_IN_TIME = 50
 # A thread that waits for the interpreter's lock asks for it so often; a thousand of them would do little else.
 _SWITCH_SECONDS = 0.5
+# Files beside those of ranks; and of a rank, beside those for each rank of its host (two doorbells and a pidfd).
+_MORE_FILES, _FILES_OF_A_RANK = 1000, 16
 _CLONE_FILES = 0x400
 _STANDARD_DESCRIPTORS = 3
 
@@ -223,12 +225,25 @@ def _environment(rank: int, hosts: int, local_size: int, server: tuple[str, int]
     }
 
 
-def _own_descriptors() -> None:
-    """Gives the calling thread a table of descriptors of its own, with none but the standard ones."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_FILES) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+def files_needed(hosts: int, local_size: int) -> int:
+    """The limit of open files that such a job needs: for the server, or for all where threads share a table."""
+    allowed: list[bool] = []
+    thread = threading.Thread(target=lambda: allowed.append(_own_descriptors()))
+    thread.start()
+    thread.join()
+    return _MORE_FILES + (hosts if allowed[0] else hosts * local_size * (3 * local_size + _FILES_OF_A_RANK))
+
+
+def _own_descriptors() -> bool:
+    """Gives the calling thread a table of descriptors of its own, with none but the standard ones.
+
+    Returns:
+        False where that is not allowed, as in some containers: then all share one, and its limit counts for all.
+    """
+    if ctypes.CDLL(None).unshare(_CLONE_FILES) != 0:
+        return False
     os.closerange(_STANDARD_DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return True
 
 
 _all_ends = mesh.ends_of

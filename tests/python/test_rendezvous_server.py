@@ -47,6 +47,7 @@ from job_in_one_process import (
     Outcome,
     Traffic,
     counted_server,
+    files_needed,
     hosts_of_ranks,
     meet_all,
     one_core,
@@ -86,8 +87,9 @@ def have_met(outcome: Outcome) -> bool:
 
 def meet_and_count(hosts: int, local_size: int) -> Traffic:
     """Has a job meet, by the code of all its ranks; returns what was counted at the server."""
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < hosts + 1000:
-        skip(f"the limit of open files is too low for {hosts} hosts: raise it (ulimit -Hn)")
+    needed = files_needed(hosts, local_size)
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < needed:
+        skip(f"needs {needed} open files: raise the limit (ulimit -Hn)")
     with one_core(hosts * local_size), counted_server(hosts_of_ranks(hosts, local_size)) as (server, traffic):
         outcome = meet_all(hosts, local_size, server)
     assert have_met(outcome)
