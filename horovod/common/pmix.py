@@ -94,6 +94,8 @@ def _tell_all(words: str, environ: Mapping[str, str], seconds: float) -> str:
     """
     namespace = environ["PMIX_NAMESPACE"]
     if namespace not in _heard:
+        if not sys.executable:
+            raise Unavailable("this Python is part of another program, and has none of its own")
         task = json.dumps({"libraries": _libraries(environ), "words": words})
         try:
             ended = subprocess.run(
@@ -111,7 +113,8 @@ def _tell_all(words: str, environ: Mapping[str, str], seconds: float) -> str:
             raise Unavailable(f"{sys.executable} does not start: {error.strerror}") from None
         if ended.returncode != 0:
             raise Unavailable((ended.stderr.strip().splitlines() or ["libpmix ended its process"])[-1])
-        _heard[namespace] = ended.stdout
+        # The last line, whatever the library itself may have said before.
+        _heard[namespace] = ended.stdout.strip().rpartition("\n")[2]
     return _heard[namespace]
 
 

