@@ -6,8 +6,8 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from launchers import start_all, torchrun
 from machines import Machines, machines
-from test_schedulers import start_all, torchrun
 
 from horovod.common.rendezvous.addresses import for_others, own_addresses
 
