@@ -1,23 +1,26 @@
-"""What strangers do to a job's listening sockets, and which of those it has.
+"""What strangers do to a job's listening sockets.
 
-An attack is a function that gets a connection. Each comes from an address of its own, 127.66.0.N, so that the job's log
-can be asked what it says of each of them.
+An attack is a function that gets a connection. Each comes from an address of its own, or at a Unix socket from a
+process of its own, so that the job's log can be asked what it says of each of them.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import os
 import pickle
 import secrets
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from open_sockets import Listener
 
 from horovod.common.rendezvous.proof import (
     ANSWER_SIZE,
@@ -29,59 +32,17 @@ from horovod.common.rendezvous.proof import (
     Key,
     Purpose,
     encode_opening,
+    listener_of,
 )
 
 DOES_NOT_KNOW = "it does not know this job's key"
 OTHER_PROTOCOL = "it does not speak this protocol"
+NOT_AWAITED = "which is not awaited"
 TOO_SLOW = "it proved nothing within 5 s"
+# So that half an opening takes longer than the time there is for all of it.
+_DRIP_SECONDS = 0.2
+_REFLECTOR = "127.67.0.3"
 _CLIENT_HELLO = bytes.fromhex("16030100f8010000f40303") + bytes(240)
-
-
-# ---- Where a job listens ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Listener:
-    """A socket that listens, and whose it is."""
-
-    pid: int
-    family: socket.AddressFamily
-    address: tuple[str, int] | bytes
-
-    def connect(self, source: str = "") -> socket.socket:
-        """Connects, from an address of this machine."""
-        sock = socket.socket(self.family, socket.SOCK_STREAM)
-        sock.settimeout(10)
-        if source and self.family == socket.AF_INET:
-            sock.bind((source, 0))
-        sock.connect(self.address)
-        return sock
-
-
-def listeners(pids: Iterable[int]) -> set[Listener]:
-    """All TCP and Unix sockets at which processes listen."""
-    owners: dict[str, int] = {}
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for fd in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    owners[os.readlink(fd)] = pid
-    found = set()
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
-            fields = line.split()
-            owner = owners.get(f"socket:[{fields[9]}]")
-            if fields[3] == "0A" and owner is not None:
-                number, port = fields[1].split(":")
-                words = struct.unpack(f">{len(number) // 8}I", bytes.fromhex(number))
-                address = socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))
-                found.add(Listener(owner, family, (address, int(port, 16))))
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        fields = line.split()
-        owner = owners.get(f"socket:[{fields[6]}]")
-        if fields[3] == "00010000" and owner is not None and len(fields) > 7:
-            found.add(Listener(owner, socket.AF_UNIX, fields[7].replace("@", "\0", 1).encode()))
-    return found
 
 
 # ---- Attacks ---------------------------------------------------------------------------------------------------------
@@ -118,9 +79,12 @@ def prove(key: Key, claim: Claim) -> Callable[[socket.socket], None]:
     def act(sock: socket.socket) -> None:
         own = secrets.token_bytes(CHALLENGE_SIZE)
         sock.sendall(encode_opening(claim, own))
-        asked = sock.recv(ANSWER_SIZE, socket.MSG_WAITALL)[:CHALLENGE_SIZE]
-        # An honest one would see that the other side has another key; this one goes on.
-        sock.sendall(key.check_answer(claim, key.answer(claim, own, asked, True), own))
+        answer = sock.recv(ANSWER_SIZE, socket.MSG_WAITALL)
+        if len(answer) < ANSWER_SIZE:  # it was turned away before
+            return
+        asked, encrypts = listener_of(answer)
+        # An honest one would see that the other side has another key; this one goes on as if it had the same.
+        sock.sendall(key.check_answer(claim, key.answer(claim, own, asked, encrypts), own))
 
     return act
 
@@ -129,10 +93,13 @@ def reflect(claim: Claim) -> Callable[[socket.socket], None]:
     """Has the listening side answer its own challenge."""
 
     def act(sock: socket.socket) -> None:
+        address = sock.getpeername()
         sock.sendall(encode_opening(claim, bytes(CHALLENGE_SIZE)))
         answer = sock.recv(ANSWER_SIZE, socket.MSG_WAITALL)
         with socket.socket(sock.family, socket.SOCK_STREAM) as second:
-            second.connect(sock.getpeername())
+            if str(sock.getsockname()[:1]).startswith("('127."):  # from where no flood comes
+                second.bind((_REFLECTOR, 0))
+            second.connect(address)
             second.sendall(encode_opening(claim, answer[:CHALLENGE_SIZE]))
             sock.sendall(second.recv(ANSWER_SIZE, socket.MSG_WAITALL)[-PROOF_SIZE:])
 
@@ -154,6 +121,21 @@ def replay(recorded: bytes) -> Callable[[socket.socket], None]:
 def half_close(sock: socket.socket) -> None:
     sock.sendall(MAGIC)
     sock.shutdown(socket.SHUT_WR)
+
+
+def drip(data: bytes) -> Callable[[socket.socket], None]:
+    """Says a byte now and then: who waits for the next one, each time for some seconds, waits for ever."""
+
+    def act(sock: socket.socket) -> None:
+        def say_slowly() -> None:
+            with contextlib.suppress(OSError):
+                for byte in data:
+                    sock.send(bytes([byte]))
+                    time.sleep(_DRIP_SECONDS)
+
+        threading.Thread(target=say_slowly, daemon=True).start()
+
+    return act
 
 
 def pickles(bomb: Path) -> dict[str, bytes]:
@@ -191,7 +173,7 @@ def quick_attacks(claim: Claim, key: Key, other_job: Key, bomb: Path) -> dict[st
         "another job with the same key": Attack(prove(other_job, claim), DOES_NOT_KNOW),
         "its own proof": Attack(reflect(claim), DOES_NOT_KNOW),
         "another purpose": Attack(
-            say(encode_opening(Claim(other_purpose, 0, 1, 0), bytes(CHALLENGE_SIZE))), "which is not awaited"
+            say(encode_opening(Claim(other_purpose, 0, 1, 0), bytes(CHALLENGE_SIZE))), NOT_AWAITED
         ),
         "an unknown purpose": Attack(say(MAGIC + b"\x63" + bytes(OPENING_SIZE)), "it comes for an unknown purpose"),
         "half-closed": Attack(half_close, "the connection was closed"),
@@ -207,6 +189,7 @@ def slow_attacks(claim: Claim) -> dict[str, Attack]:
         "half an opening": Attack(say(opening[:-1]), TOO_SLOW),
         "an opening alone": Attack(say(opening), TOO_SLOW),
         "half a proof": Attack(say(opening + bytes(PROOF_SIZE - 1)), TOO_SLOW),
+        "a byte now and then": Attack(drip(opening), TOO_SLOW),
     }
 
 
@@ -220,18 +203,37 @@ def what_was_heard(sock: socket.socket, seconds: float) -> bytes:
     return heard
 
 
-def source_of(number: int) -> str:
-    """The address of an attacker."""
-    return f"127.66.0.{1 + number}"
+@dataclass(frozen=True)
+class Attempt:
+    """An attack that has been begun."""
+
+    name: str
+    attack: Attack
+    who: str  # as the log has it
+    sock: socket.socket
 
 
-def strike(listener: Listener, attacks: Sequence[Attack], first: int = 0) -> None:
-    """Makes attacks, one after the other, each from its own address: all are turned away, and learn nothing."""
-    for number, attack in enumerate(attacks, first):
-        with listener.connect(source_of(number)) as sock:
-            with contextlib.suppress(ConnectionError):  # it was turned away before it had said all
-                attack(sock)
-            assert len(what_was_heard(sock, 5)) <= ANSWER_SIZE, attack
+def begin(
+    listener: Listener, attacks: Mapping[str, Attack], source_of: Callable[[int], str], first: int = 0
+) -> list[Attempt]:
+    """Begins attacks, each from the address of its number, or at a Unix socket from a process of its own."""
+    begun = []
+    for number, (name, attack) in enumerate(attacks.items(), first):
+        sock, who = listener.connect_as(source_of(number))
+        with contextlib.suppress(ConnectionError):  # it was turned away before it had said all
+            attack(sock)
+        begun.append(Attempt(name, attack, who, sock))
+    return begun
+
+
+def end(attempts: Sequence[Attempt], learned: int = ANSWER_SIZE) -> list[bytes]:
+    """Waits until all of them are turned away, having learned no more than so many bytes, and returns these."""
+    heard = []
+    for attempt in attempts:
+        with attempt.sock as sock:
+            heard.append(what_was_heard(sock, 20))
+            assert len(heard[-1]) <= learned, attempt.name
+    return heard
 
 
 _FLOOD = """

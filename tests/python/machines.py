@@ -32,6 +32,7 @@ from waiting import wait_until
 _PROGRAMS = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2", "unshare": "util-linux"}
 SHARED_ADDRESS = "172.17.0.1"  # Of docker0, on all machines.
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET = 0x40000000
 _FIRST_PROCESS = """
     read -r go
     hostname {name}
@@ -85,6 +86,13 @@ def why_not() -> str:
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _enter_network(fd: int) -> None:
+    """Has this thread be in a network."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(fd, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _only_child(pid: int) -> int:
@@ -163,6 +171,16 @@ class Machine:
         found = self.processes(text)
         assert len(found) == 1, f"{self.name}: {len(found)} processes with '{text}': {found}"
         os.kill(next(iter(found)), signum)
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[None]:
+        """Has this thread be in its network for the time of a block; a socket stays in the one that it was made in."""
+        with open("/proc/thread-self/ns/net") as here, open(f"/proc/{self.pid}/ns/net") as there:
+            _enter_network(there.fileno())
+            try:
+                yield
+            finally:
+                _enter_network(here.fileno())
 
     def is_connected(self) -> bool:
         """Whether all its interfaces are up, which the kernel takes note of a moment after they were made."""

@@ -1,7 +1,10 @@
 """How the table reaches all hosts: who asks whom, and what is said if it does not come."""
 
+import contextlib
+import threading
 import time
 
+import attacks
 import pytest
 from test_mesh import KEY, Ranks, ranks
 
@@ -9,7 +12,9 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous import tree
 from horovod.common.rendezvous.caller import Caller
 from horovod.common.rendezvous.encryption import PLAIN
-from horovod.common.rendezvous.messages import Kind, Place, Source
+from horovod.common.rendezvous.messages import Kind, Place, Source, encode_frame
+from horovod.common.rendezvous.proof import Claim, Key, Purpose
+from horovod.common.rendezvous.server import host_key
 from horovod.common.rendezvous.times import GRACE_SECONDS, STEP_SECONDS
 from horovod.common.rendezvous.tree import FANOUT, ask, asked_by, fetch, messages_for_hosts, seconds_for, source_of
 
@@ -98,9 +103,38 @@ def test_something_else_than_the_table_is_an_error(monkeypatch: pytest.MonkeyPat
             fetch(group.loop, source(group, 0), place_of(group, FANOUT), KEY, PLAIN)
 
 
-def test_a_stranger_gets_no_table() -> None:
+def test_the_table_is_taken_from_nobody_who_does_not_know_the_key() -> None:
     with ranks(list(range(FANOUT + 1))) as group:
         group.begin(0)
         other = source(group, 0, 0.5)
         with pytest.raises(HorovodInternalError, match="the listening process does not know this job's key"):
-            fetch(group.loop, other, place_of(group, FANOUT), type(KEY)(b"another", KEY.context), PLAIN)
+            fetch(group.loop, other, place_of(group, FANOUT), Key(b"another", KEY.context), PLAIN)
+
+
+def ask_regardless(group: Ranks, key: Key) -> bytes:
+    """What one hears who asks rank 0 for the table, and cares for nothing that it answers."""
+    claim = Claim(Purpose.TABLE, group.table.generation, FANOUT, 0)
+    heard: list[bytes] = []
+
+    def go_on() -> None:
+        with group.connect(0) as sock:
+            sock.settimeout(10)
+            attacks.prove(key, claim)(sock)
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(encode_frame(Kind.HELLO))
+            heard.append(attacks.what_was_heard(sock, 10))
+
+    stranger = threading.Thread(target=go_on)
+    stranger.start()
+    while stranger.is_alive():
+        group.loop.step(time.monotonic() + 0.01)
+    return heard[0]
+
+
+def test_a_stranger_who_goes_on_regardless_gets_no_byte_of_the_table() -> None:
+    with ranks(list(range(FANOUT + 1))) as group:
+        group.begin(0)
+        strangers = [Key(b"", KEY.context), Key(b"another", KEY.context), host_key(KEY.secret, "another job")]
+        assert [ask_regardless(group, key) for key in strangers] == [b""] * 3
+        # In the same way who knows the key gets it.
+        assert ask_regardless(group, KEY) == encode_frame(Kind.TABLE, group.table.encode())
