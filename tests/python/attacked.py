@@ -22,7 +22,16 @@ from open_sockets import Listener, is_connected, listeners
 from waiting import wait_until
 
 from horovod.common.rendezvous.gate import MAX_STRANGERS
-from horovod.common.rendezvous.proof import MAGIC, OPENING_SIZE, Claim, Key, Purpose, decode_opening
+from horovod.common.rendezvous.proof import (
+    ANSWER_SIZE,
+    MAGIC,
+    OPENING_SIZE,
+    PROOF_SIZE,
+    Claim,
+    Key,
+    Purpose,
+    decode_opening,
+)
 from horovod.common.rendezvous.server import host_key
 
 OTHER_KEY = Key(b"another key", b"host rendezvous\0another job")
@@ -97,6 +106,7 @@ class Target:
         owners = [self.pids[rank] for rank in ranks]
 
         def as_wanted() -> list[list[Listener]]:
+            self._check()
             now = self.listening()
             others = sorted(now - {self.server}, key=lambda one: self.pids.index(one.pid) if one.pid in owners else -1)
             there = (self.server in now) == (server and self.server is not None)
@@ -134,7 +144,10 @@ class Target:
     def strike_all_ways(self, listener: Listener, claim: Claim, replays: Sequence[bytes] = ()) -> None:
         """Makes all attacks that are turned away at once."""
         self.strike(listener, self.quick(claim))
-        repeated = {f"replay {n}": Attack(attacks.replay(part), DOES_NOT_KNOW) for n, part in enumerate(replays)}
+        repeated = {
+            f"replay {number}": Attack(attacks.replay(part), DOES_NOT_KNOW, ANSWER_SIZE)
+            for number, part in enumerate(replays)
+        }
         self.strike(listener, repeated, _FIRST_REPLAY)
 
     def begin_slowly(self, listener: Listener, claim: Claim) -> list[Attempt]:
@@ -178,7 +191,7 @@ class Target:
         sock, who = unix.connect_by_another_process(NOBODY)
         with contextlib.suppress(ConnectionError):
             sock.sendall(MAGIC)
-        attacks.end([Attempt("another user", Attack(lambda _sock: None, ""), who, sock)], 0)
+        attacks.end([Attempt("another user", Attack(lambda _sock: None, ""), who, sock)])
         self.expect(self.name_of(unix), who, "it is another user's")
 
     def attack_linking(self, generation: int, *, slowly: bool = False) -> None:
@@ -195,8 +208,8 @@ class Target:
             for number, part in enumerate(replays, _FIRST_REPLAY):
                 claimed, _ = decode_opening(part[:OPENING_SIZE])
                 is_awaited = (claimed.generation, claimed.receiver) == (generation, rank)
-                told = DOES_NOT_KNOW if is_awaited else NOT_AWAITED
-                self.strike(listener, {"replay": Attack(attacks.replay(part), told)}, number)
+                told, learns = (DOES_NOT_KNOW, ANSWER_SIZE) if is_awaited else (NOT_AWAITED, 0)
+                self.strike(listener, {"replay": Attack(attacks.replay(part), told, learns)}, number)
         self.strike_all_ways(self.server, HOST, self._recorded(generation + 1, "rendezvous"))
         attacks.end(slow)
         self.release(f"attacked while linking {generation}")
@@ -264,11 +277,11 @@ class Target:
         """What rank 2 said in the generation before one, on its connections to the rendezvous or to other ranks."""
         if generation == 1:
             return []
-        return _openings(json.loads(self.wait(f"recorded {generation - 1}"))[where])[-_MOST_REPLAYS:]
+        return _handshakes(json.loads(self.wait(f"recorded {generation - 1}"))[where])[-_MOST_REPLAYS:]
 
     def _recorded_at_leader(self, generation: int) -> list[bytes]:
         """What rank 1 said to rank 0 in the generation before one."""
-        return _openings(json.loads(self.wait(f"recorded at the leader {generation - 1}"))) if generation > 1 else []
+        return _handshakes(json.loads(self.wait(f"recorded at the leader {generation - 1}"))) if generation > 1 else []
 
 
 class LaunchedTarget(Target):
@@ -281,9 +294,10 @@ class LaunchedTarget(Target):
         super().__init__(folder, size, launcher.living, check)
 
 
-def _openings(recorded: list[str]) -> list[bytes]:
+def _handshakes(recorded: list[str]) -> list[bytes]:
+    """What an honest one has said from the opening to the proof and beyond; in a flood it may not have come so far."""
     seen = [bytes.fromhex(part) for part in recorded]
-    return [part for part in seen if part.startswith(MAGIC)]
+    return [part for part in seen if part.startswith(MAGIC) and len(part) > OPENING_SIZE + PROOF_SIZE]
 
 
 def is_abstract(listener: Listener) -> bool:

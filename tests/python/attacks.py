@@ -50,10 +50,11 @@ _CLIENT_HELLO = bytes.fromhex("16030100f8010000f40303") + bytes(240)
 
 @dataclass(frozen=True)
 class Attack:
-    """What a stranger does with a connection, and what the log says of it."""
+    """What a stranger does with a connection, what the log says of it, and how many bytes it hears at most."""
 
     act: Callable[[socket.socket], None]
     told: str
+    learns: int = 0
 
     def __call__(self, sock: socket.socket) -> None:
         self.act(sock)
@@ -167,11 +168,11 @@ def quick_attacks(claim: Claim, key: Key, other_job: Key, bomb: Path) -> dict[st
         "HTTP": Attack(say(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(100)), OTHER_PROTOCOL),
         "TLS": Attack(say(_CLIENT_HELLO), OTHER_PROTOCOL),
         "noise": Attack(say(b"\xff" * 100_000), OTHER_PROTOCOL),
-        "lengths of 4 GiB": Attack(say(opening + b"\x01\xff\xff\xff\xff" * 100), DOES_NOT_KNOW),
-        "no key": Attack(prove(Key(b"", other_job.context), claim), DOES_NOT_KNOW),
-        "another key": Attack(prove(key, claim), DOES_NOT_KNOW),
-        "another job with the same key": Attack(prove(other_job, claim), DOES_NOT_KNOW),
-        "its own proof": Attack(reflect(claim), DOES_NOT_KNOW),
+        "lengths of 4 GiB": Attack(say(opening + b"\x01\xff\xff\xff\xff" * 100), DOES_NOT_KNOW, ANSWER_SIZE),
+        "no key": Attack(prove(Key(b"", other_job.context), claim), DOES_NOT_KNOW, ANSWER_SIZE),
+        "another key": Attack(prove(key, claim), DOES_NOT_KNOW, ANSWER_SIZE),
+        "another job with the same key": Attack(prove(other_job, claim), DOES_NOT_KNOW, ANSWER_SIZE),
+        "its own proof": Attack(reflect(claim), DOES_NOT_KNOW, ANSWER_SIZE),
         "another purpose": Attack(
             say(encode_opening(Claim(other_purpose, 0, 1, 0), bytes(CHALLENGE_SIZE))), NOT_AWAITED
         ),
@@ -187,8 +188,8 @@ def slow_attacks(claim: Claim) -> dict[str, Attack]:
     return {
         "silence": Attack(lambda _sock: None, TOO_SLOW),
         "half an opening": Attack(say(opening[:-1]), TOO_SLOW),
-        "an opening alone": Attack(say(opening), TOO_SLOW),
-        "half a proof": Attack(say(opening + bytes(PROOF_SIZE - 1)), TOO_SLOW),
+        "an opening alone": Attack(say(opening), TOO_SLOW, ANSWER_SIZE),
+        "half a proof": Attack(say(opening + bytes(PROOF_SIZE - 1)), TOO_SLOW, ANSWER_SIZE),
         "a byte now and then": Attack(drip(opening), TOO_SLOW),
     }
 
@@ -226,21 +227,26 @@ def begin(
     return begun
 
 
-def end(attempts: Sequence[Attempt], learned: int = ANSWER_SIZE) -> list[bytes]:
-    """Waits until all of them are turned away, having learned no more than so many bytes, and returns these."""
+def end(attempts: Sequence[Attempt]) -> list[bytes]:
+    """Waits until all of them are turned away, having learned no more than they may, and returns what that was."""
     heard = []
     for attempt in attempts:
         with attempt.sock as sock:
             heard.append(what_was_heard(sock, 20))
-            assert len(heard[-1]) <= learned, attempt.name
+            assert len(heard[-1]) <= attempt.attack.learns, attempt.name
     return heard
 
 
+_FLOOD_BEGINS = 6000
 _FLOOD = """
 import errno, socket, sys
 address, sources, held = (sys.argv[1], int(sys.argv[2])), sys.argv[3].split(","), []
+made = 0
 while True:
     for source in sources:
+        made += 1
+        if made == int(sys.argv[4]):
+            print("flooding", flush=True)
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setblocking(False)
@@ -257,12 +263,19 @@ while True:
 
 @contextlib.contextmanager
 def flood(listener: Listener, sources: Sequence[str]) -> Iterator[None]:
-    """Another process connects as fast as it can, from some addresses, and holds hundreds of connections."""
+    """Another process connects as fast as it can, from some addresses, and holds hundreds of connections.
+
+    The block begins when it has made more of them than may come at once.
+    """
     assert not isinstance(listener.address, bytes)
     address, port = listener.address
-    process = subprocess.Popen([sys.executable, "-c", _FLOOD, address, str(port), ",".join(sources)])
+    arguments = [address, str(port), ",".join(sources), str(_FLOOD_BEGINS)]
+    process = subprocess.Popen([sys.executable, "-c", _FLOOD, *arguments], stdout=subprocess.PIPE)
+    assert process.stdout is not None
     try:
+        assert process.stdout.readline() == b"flooding\n"
         yield
     finally:
         process.kill()
         process.wait()
+        process.stdout.close()

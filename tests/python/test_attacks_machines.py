@@ -17,7 +17,7 @@ from typing import NamedTuple
 import attacks
 import psutil
 import pytest
-from attacked import HOST, OTHER_KEY, Target, files_of, worker
+from attacked import HOST, OTHER_KEY, Target, worker
 from attacks import OTHER_PROTOCOL, Attack, Attempt, drip, flood, say
 from machines import Machine, MachineLauncher, Machines, machines
 from open_sockets import Listener, is_connected, listeners, network_sockets
@@ -160,17 +160,17 @@ def attack_probes(attacker: Machine, host: Machine, bomb: Path) -> list[Attempt]
     """Begins attacks from a machine at the probes of a host; the first one only asks, and stays."""
     challenge = bytes(CHALLENGE_SIZE)
     slow = {
-        "a challenge": Attack(say(challenge), STAYS_TOO_LONG),
+        "a challenge": Attack(say(challenge), STAYS_TOO_LONG, PROBE_PROOF_SIZE),
         "silence": Attack(lambda _sock: None, STAYS_TOO_LONG),
         "half a challenge": Attack(say(challenge[1:]), STAYS_TOO_LONG),
         "a byte now and then": Attack(drip(challenge), STAYS_TOO_LONG),
     }
     quick = {
-        name: Attack(attack.act, OTHER_PROTOCOL)
+        name: Attack(attack.act, OTHER_PROTOCOL, PROBE_PROOF_SIZE)
         for name, attack in attacks.quick_attacks(HOST, OTHER_KEY, OTHER_KEY, bomb).items()
         if name != "half-closed"  # As a host does that does not wait any longer: not worth a word.
     }
-    pickled = {name: Attack(say(data + bytes(200)), OTHER_PROTOCOL) for name, data in attacks.pickles(bomb).items()}
+    pickled = {name: quick[name] for name in attacks.pickles(bomb)}
     by_ipv4, by_ipv6 = probes_of(host)
     with attacker.network():
         return [
@@ -198,13 +198,12 @@ def test_a_job_on_several_machines_under_attack_by_another_goes_on_and_keeps_its
         go_on.touch()
         at_probes[h2] = attack_probes(h4, h2, bomb)
         seen["probing"] = everyone(cluster)
-        heard = {host: attacks.end(attempts, PROBE_PROOF_SIZE) for host, attempts in at_probes.items()}
+        heard = {host: attacks.end(attempts) for host, attempts in at_probes.items()}
         assert [len(of_host[0]) for of_host in heard.values()] == [PROBE_PROOF_SIZE] * 2
         assert heard[h1][0] != heard[h2][0], "what one host answers is of no use for another"
         probe = probes_of(h1)[0]
         with h4.network():
             while_probing.enter_context(flood(probe, ["10.77.0.4"]))
-        wait_until(lambda: files_of(probe.pid) > 500, "the flood has come")
         os.kill(launcher.supervisor(), signal.SIGCONT)
         job = OnMachines(cluster, launcher, marks)
         while_probing.close()
