@@ -99,9 +99,15 @@ class OfRank0(Target):
 
     def attack_meeting(self, generation: int, *, slowly: bool) -> None:
         """Attacks it at all stages of a generation in which something listens; at the others nothing does."""
-        self.attack_gathering(generation, slowly=slowly)
-        self.attack_linking(generation, slowly=slowly)
-        attacks.end(self.attack_starting(generation, slowly=slowly))
+        server = self.server
+        assert server is not None
+        wait_until(lambda: server in self.listening(), "rank 0 listens")
+        # Those who are slow come at each stage, and all have gone before the last one ends.
+        slow = self.begin_slowly(server, HOST) if slowly else []
+        self.attack_gathering(generation)
+        slow += self.begin_slowly(server, HOST) if slowly else []
+        self.attack_linking(generation)
+        attacks.end([*slow, *self.attack_starting(generation, slowly=slowly)])
         self.release(f"attacked while starting {generation}")
         for rank in range(4):
             self.wait(f"met {generation} {rank}")
