@@ -8,7 +8,8 @@
 //   spread     and sends the result to all, who receive it in their outputs
 //
 // so that each byte is folded once in the job, and 2 (H - 1) / H of the bytes leave a host, the least that is possible.
-// Sending is kAhead pieces ahead of folding: both directions of a connection stay busy. A stream carries
+// Sending is kAhead pieces ahead of folding, and what was spread is under way while the next piece is folded: both
+// directions of a connection stay busy. A stream carries
 //
 //   sent 0, ..., sent kAhead - 1, spread 0, sent kAhead, spread 1, sent kAhead + 1, ...
 //
@@ -33,10 +34,10 @@ namespace {
 
 class PartsExchange {
  public:
-  static constexpr size_t kAhead = 2;
+  static constexpr size_t kAhead = 1;
   static constexpr size_t kBuffers = 2 * kAhead;
   // One piece of all parts together, and the least of one: then only the last pieces of some parts can be empty.
-  static constexpr size_t kPiecesBytes = 512 << 10;
+  static constexpr size_t kPiecesBytes = 1024 << 10;
   static constexpr size_t kLeastPieceBytes = 4 << 10;
   static_assert(kPiecesBytes / 2 <= LetterBoxes::kMostBytes);
 
@@ -218,7 +219,6 @@ Task allreduce_by_parts(const Group& group, const Batch& batch, OrderRound round
       if (p + kBuffers < pieces + kAhead) exchange.expect(p + kBuffers);
     }
     if (t < pieces && (t > 0 || !exchange.by_order())) exchange.send(t);
-    if (t == 1 && exchange.by_order()) co_await LetOthers{};  // it leaves before the first fold
     if (t >= kAhead && t + 1 < pieces + kAhead) co_await LetOthers{};
   }
   for (int h = 0; h < group.hosts(); ++h) {

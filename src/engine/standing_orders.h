@@ -79,8 +79,9 @@ inline uint64_t longest_letter_on_host(hvd_op op, bool crowded) {
 
 // Between hosts: the most bytes of a sum that goes by letters alone, where every member is alone on its host; and where
 // not, since each host's values go over the cable once for each pair of members.
-static_assert(Trays::kMostBytes == LetterBoxes::kMostBytes);
-inline uint64_t longest_letter_to_hosts(size_t hosts) { return LetterBoxes::kMostBytes / (hosts - 1); }
+constexpr uint64_t kLongestLetters = 256 << 10;
+static_assert(kLongestLetters <= LetterBoxes::kMostBytes && kLongestLetters <= Trays::kMostBytes);
+inline uint64_t longest_letter_to_hosts(size_t hosts) { return kLongestLetters / (hosts - 1); }
 constexpr uint64_t kLongestLetterOfMixed = 4 << 10;
 // The most of one that begins with letters and goes on over a lane of its own.
 constexpr uint64_t kLongestSumByLane = 16 << 20;

@@ -26,7 +26,7 @@ struct Letter {
 
 class LetterBoxes {
  public:
-  static constexpr size_t kMostBytes = 256 << 10;  // of a letter
+  static constexpr size_t kMostBytes = 512 << 10;  // of a letter
   // How many letters of one sender may wait in a box: who writes the next one has read our last one.
   static constexpr size_t kMostWaiting = 2;
 

@@ -173,8 +173,8 @@ def call_torchrun(
     for number, count in enumerate(counts):
         # It looks after ranks seldom, so that one that fails is not ended before it has said why.
         options = f"--nnodes 2 --nproc-per-node {count} --node-rank {number} --monitor-interval 3"
-        master = "--master-addr h1 --master-port 29500"
-        command = [sys.executable, "-P", "-m", "torch.distributed.run", *options.split(), *master.split()]
+        more = f"--master-addr h1 --master-port 29500 --log-dir {folder}"
+        command = [sys.executable, "-P", "-m", "torch.distributed.run", *options.split(), *more.split()]
         processes.append(
             subprocess.Popen(
                 cluster[f"h{number + 1}"].command(["env", *words, *command, str(folder / "program.py")]),
