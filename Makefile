@@ -29,7 +29,7 @@ FUZZ_LIMIT ?= 20
 FUZZ_TARGETS ?=
 PYTHONS ?= 3.12 3.13
 # Debian packages of tests with several machines, which are namespaces here (tests/python/machines.py, slurm.py).
-TEST_PACKAGES := openssh-server openssh-client iproute2 nftables slurmctld slurmd slurm-client munge libpmix2
+TEST_PACKAGES := openssh-server openssh-client iproute2 nftables slurmctld slurmd slurm-client munge
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_PROGRESS_BAR := off

@@ -181,12 +181,8 @@ def _start(comm: Any, asked_for: Any) -> None:
     from horovod.common.rendezvous.meeting import meet  # here: 32 of the 200 ms of `import horovod.torch`
 
     environ = schedulers.complete(os.environ)
-    tunables = read_tunables(environ)
-    if schedulers.has_pmix(os.environ):
-        from horovod.common import pmix
-
-        environ = pmix.complete(environ, tunables.start_timeout)
     identity = read_identity(environ)
+    tunables = read_tunables(environ)
     _check_comm(comm, identity.size)
     sets = process_sets.static_sets(asked_for)
     ranks_of_sets = process_sets.check_static_sets(sets, identity.size)

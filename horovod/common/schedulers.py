@@ -5,7 +5,7 @@ Each sets variables of its own, from which those of Horovod (environment.py) fol
     launcher      known by                        rank 0 is on
     torchrun      TORCHELASTIC_RUN_ID, RANK ...   MASTER_ADDR; at the port after MASTER_PORT, which torchrun itself uses
     jsrun         JSM_NAMESPACE_RANK              the first compute host of LSB_MCPU_HOSTS
-    mpirun        OMPI_COMM_WORLD_RANK            what PMIx tells (pmix.py), or else where mpirun was called
+    mpirun        OMPI_COMM_WORLD_RANK            the host that mpirun was called on, if nobody names another
     mpiexec       PMI_RANK, MPI_LOCALRANKID       not known: HOROVOD_GLOO_RENDEZVOUS_ADDR is needed
     srun          SLURM_STEP_ID, SLURM_PROCID     the first of SLURM_STEP_NODELIST
     Kubernetes    JOB_COMPLETION_INDEX            HOROVOD_GLOO_RENDEZVOUS_ADDR, from the manifest
@@ -19,7 +19,6 @@ from the job's id where nobody has named one.
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from horovod.common import shells
 
@@ -40,38 +39,16 @@ def complete(environ: Mapping[str, str]) -> Mapping[str, str]:
     Raises:
         ValueError: That launcher's variables can't be understood.
     """
-    _, found = _find(environ)
-    if found is None:
+    if environ.get("HOROVOD_RANK") or environ.get("HOROVOD_LOCAL_RANK"):
         return environ
-    given = {name: value for name, value in environ.items() if value}
-    if _has_several_hosts(found):
-        found.setdefault("HOROVOD_GLOO_RENDEZVOUS_PORT", _port_of(found["HOROVOD_JOB_ID"]))
-    return {**found, **given}
-
-
-def has_pmix(environ: Mapping[str, str]) -> bool:
-    """Whether ranks of several hosts can tell each other something through the launcher that started them (pmix.py).
-
-    Ranks of torchrun and of horovodrun may have that of their own starter, which is not theirs.
-    """
-    launcher, found = _find(environ)
-    if launcher not in (_open_mpi, _srun) or found is None or not _has_several_hosts(found):
-        return False
-    return "PMIX_NAMESPACE" in environ and any(name.startswith("PMIX_SERVER_URI") for name in environ)
-
-
-def _find(environ: Mapping[str, str]) -> tuple[Callable[..., Any] | None, Variables | None]:
-    """The launcher that has started this process, and what it says; nothing if HOROVOD_* variables say who this is."""
-    if not environ.get("HOROVOD_RANK") and not environ.get("HOROVOD_LOCAL_RANK"):
-        for launcher in _LAUNCHERS:
-            found = launcher(environ)
-            if found is not None:
-                return launcher, found
-    return None, None
-
-
-def _has_several_hosts(found: Variables) -> bool:
-    return found["HOROVOD_SIZE"] != found["HOROVOD_LOCAL_SIZE"]
+    for find in _LAUNCHERS:
+        found = find(environ)
+        if found is not None:
+            given = {name: value for name, value in environ.items() if value}
+            if found["HOROVOD_SIZE"] != found["HOROVOD_LOCAL_SIZE"]:
+                found.setdefault("HOROVOD_GLOO_RENDEZVOUS_PORT", _port_of(found["HOROVOD_JOB_ID"]))
+            return {**found, **given}
+    return environ
 
 
 def names_come_late(environ: Mapping[str, str]) -> bool:
@@ -131,7 +108,7 @@ def _open_mpi(environ: Mapping[str, str]) -> Variables | None:
     found["HOROVOD_JOB_ID"] = f"mpirun {job}"
     host = _where_mpirun_was_called(environ)
     if host:
-        found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = host  # if PMIx does not tell another one
+        found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = host
     return found
 
 

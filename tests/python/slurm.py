@@ -33,7 +33,6 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 StateSaveLocation=/run/slurmctld
 SlurmdSpoolDir=/run/slurmd
-TmpFS=/run
 SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log

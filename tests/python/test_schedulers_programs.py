@@ -12,7 +12,6 @@ import pytest
 from documents import blocks, file_of
 from launchers import PAGE, REPORT, call_torchrun, found_out_by_meeting
 from machines import Machines, machines
-from skipping import skip
 from slurm import Slurm
 
 
@@ -167,10 +166,3 @@ def test_a_program_that_srun_pty_starts_is_a_rank(slurm: Slurm, tmp_path: Path) 
         shown = slurm.run_on_terminal(["srun", "-N1", "-n2", "--pty", *command.split()])
         assert reports(shown) == ["0 2 0 2 0 1 1.0"], command
     assert reports(slurm.run_on_terminal(["srun", "-n1", "--pty", *python.split()])) == ["0 1 0 1 0 1 0.0"]
-
-
-def test_srun_with_pmix_needs_no_key(slurm: Slurm) -> None:
-    if "pmix" not in slurm.run("srun", "--mpi=list").stdout:
-        skip("not installed: the Debian package libpmix2")
-    told = slurm.run("srun", "--mpi=pmix", "-N2", "-n4", sys.executable, "-P", "-c", REPORT).stdout
-    assert sorted(told.splitlines()) == [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
