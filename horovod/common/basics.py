@@ -4,7 +4,7 @@ import atexit
 import dataclasses
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -42,11 +42,12 @@ class HorovodBasics:
     def __init__(self, pkg_path: str | None = None, *args: str) -> None:
         """Takes the arguments of the existing Horovod and needs none of them: there is one engine for all bindings."""
 
-    def init(self, comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    def init(self, comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
         """Joins the job and starts the engine; does nothing if it runs already. Ends at shutdown or interpreter exit.
 
         Args:
-            comm: None, or the list of all ranks. Part of the ranks is a process set; MPI communicators need MPI.
+            comm: None, the list of all ranks, or a communicator of mpi4py, whose ranks are then those of the job, and
+                over which they get a key and learn where to meet. Part of the ranks is a process set.
             process_sets: Further sets of ranks, the same list on every rank; or "dynamic", which makes no difference:
                 sets can always be added later.
 
@@ -120,14 +121,19 @@ class HorovodBasics:
         """
         _identity()
 
-    def mpi_threads_supported(self) -> NoReturn:
-        """Would tell whether MPI can be called from several threads.
+    def mpi_threads_supported(self) -> bool:
+        """Whether MPI, which the script has started by mpi4py, can be called from several threads.
 
         Raises:
-            ValueError: Always: this version has no MPI.
+            ValueError: It has not, and this version needs no MPI.
         """
+        from horovod.common import communicators
+
         _identity()
-        raise ValueError("Horovod MPI is not enabled; this version runs without MPI.")
+        supported = communicators.mpi_threads_supported()
+        if supported is None:
+            raise ValueError("Horovod MPI is not enabled; this version runs without MPI.")
+        return supported
 
     def mpi_enabled(self) -> bool:
         """Whether MPI is in use."""
@@ -181,17 +187,21 @@ def _start(comm: Any, asked_for: Any) -> None:
     from horovod.common.rendezvous.meeting import meet  # here: 32 of the 200 ms of `import horovod.torch`
 
     environ = schedulers.complete(os.environ)
-    identity = read_identity(environ)
     tunables = read_tunables(environ)
-    _check_comm(comm, identity.size)
     sets = process_sets.static_sets(asked_for)
+    if process_sets.is_communicator(comm) or any(entry.mpi_comm is not None for entry in sets):
+        environ, sets = _ask_mpi(comm, environ, tunables, sets)
+    identity = read_identity(environ)
+    _check_comm(comm, identity.size)
     ranks_of_sets = process_sets.check_static_sets(sets, identity.size)
     with meet(identity, read_network(environ), tunables, ranks_of_sets, _process.last_generation) as meeting:
         wiring = meeting.wiring
         table = wiring.table
         _process.last_generation = table.generation
         cross_rank, cross_size = table.cross_of(identity.rank)
-        identity = dataclasses.replace(identity, cross_rank=cross_rank, cross_size=cross_size)
+        identity = dataclasses.replace(
+            identity, local_rank=table.local_rank_of(identity.rank), cross_rank=cross_rank, cross_size=cross_size
+        )
         try:
             _core.init(
                 rank=identity.rank,
@@ -223,6 +233,28 @@ def _start(comm: Any, asked_for: Any) -> None:
     names.restart_counting()
 
 
+def _ask_mpi(
+    comm: Any, environ: Mapping[str, str], tunables: Tunables, sets: list[ProcessSet]
+) -> tuple[Mapping[str, str], list[ProcessSet]]:
+    """The environment and the process sets where there are communicators among the arguments of init."""
+    from mpi4py import MPI
+
+    from horovod.common.communicators import World
+
+    if process_sets.is_communicator(comm):
+        with World(comm, tunables.start_timeout) as world:
+            return world.environment(os.environ), world.sets_of_all(sets)
+    identity = read_identity(environ)
+    with World(MPI.COMM_WORLD, tunables.start_timeout) as world:
+        if (world.rank, world.size) != (identity.rank, identity.size):
+            raise ValueError(
+                f"init: rank {identity.rank} of {identity.size} is rank {world.rank} of {world.size} in "
+                "MPI.COMM_WORLD, which process sets made of communicators belong to. hvd.init(comm=MPI.COMM_WORLD) "
+                "takes MPI's ranks."
+            )
+        return environ, world.sets_of_all(sets)
+
+
 def _engine_tunables(tunables: Tunables) -> dict[str, Any]:
     return {
         "allreduce_ring": tunables.allreduce_ring,
@@ -237,10 +269,8 @@ def _engine_tunables(tunables: Tunables) -> dict[str, Any]:
 
 
 def _check_comm(comm: Any, size: int) -> None:
-    if comm is None:
+    if comm is None or process_sets.is_communicator(comm):
         return
-    if hasattr(comm, "Get_rank"):
-        raise NotImplementedError("init(comm=...): this version has no MPI and takes no communicator; leave comm out.")
     try:
         ranks = list(comm)
     except TypeError:
@@ -256,6 +286,13 @@ def _name_sets_again(asked_for: Any, identity: Identity | None) -> None:
     """A second init may name the sets that exist; its objects then stand for them too."""
     sets = process_sets.static_sets(asked_for)
     if asked_for is None or isinstance(asked_for, str) or identity is None:
+        return
+    if any(entry.mpi_comm is not None for entry in sets):
+        # The null communicator, which is false, stands for no set.
+        given = [entry for entry in sets if entry.mpi_comm is None or entry.mpi_comm]
+        unknown = [entry for entry in given if entry.process_set_id is None]
+        if unknown:
+            raise ValueError(f"init: Horovod runs already, and {unknown[0]} was not given to the first init.")
         return
     process_sets.register_again(sets, process_sets.check_static_sets(sets, identity.size))
 

@@ -129,7 +129,7 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
 _MISSING_FEATURES = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE", "HOROVOD_ELASTIC")
 
 
-# The cross rank and size of one whom nobody has told.
+# The cross rank and size of one whom nobody has told; its local rank then need not ascend with the rank.
 UNTOLD = (0, 0)
 
 
@@ -227,7 +227,7 @@ def read_identity(environ: Mapping[str, str] | None = None) -> Identity:
         raise ValueError(f"HOROVOD_LOCAL_SIZE={local_size} can't be greater than HOROVOD_SIZE={size}.")
     host = read("HOROVOD_HOSTNAME", environ) or socket.gethostname()
     job_id = read("HOROVOD_JOB_ID", environ) or ""
-    return Identity(rank, size, local_rank, local_size, cross_rank, cross_size, host, job_id, _read_secret_key(environ))
+    return Identity(rank, size, local_rank, local_size, cross_rank, cross_size, host, job_id, read_secret_key(environ))
 
 
 def _read_cross(on_one_host: bool, environ: Mapping[str, str] | None) -> tuple[int, int]:
@@ -257,8 +257,12 @@ def read_network(environ: Mapping[str, str] | None = None) -> Network:
     )
 
 
-def _read_secret_key(environ: Mapping[str, str] | None) -> bytes:
-    """The job's key; empty if there is none."""
+def read_secret_key(environ: Mapping[str, str] | None) -> bytes:
+    """The job's key; empty if there is none.
+
+    Raises:
+        ValueError: The file that should hold it can't be read.
+    """
     path = read("HOROVOD_SECRET_KEY_FILE", environ)
     if path is None:
         key: str = read("HOROVOD_SECRET_KEY", environ) or ""

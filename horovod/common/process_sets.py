@@ -28,23 +28,26 @@ class ProcessSet:
 
     Attributes:
         process_set_id: The set's number, None while the set is not registered with a running engine.
-        ranks: The members' global ranks, ascending.
+        ranks: The members' global ranks, ascending; of a communicator known from init on.
+        mpi_comm: The communicator that the set was made of, if it was.
     """
 
     process_set_id: int | None = None
     ranks: list[int] | None = None
+    mpi_comm: Any = None
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Any) -> None:
         """Makes a set to be given to init(process_sets=[...]) or to add_process_set.
 
         Args:
-            ranks_or_comm: The members' global ranks, in any order. Communicators of mpi4py need MPI and are refused.
+            ranks_or_comm: The members' global ranks, in any order; or a communicator of mpi4py, for init only.
 
         Raises:
             ValueError: Not a sequence of distinct ranks.
         """
-        if hasattr(ranks_or_comm, "Get_rank"):
-            raise ValueError("ProcessSet: this version has no MPI and takes a list of ranks, not an MPI communicator.")
+        if is_communicator(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+            return
         try:
             ranks = sorted(int(rank) for rank in _ints_only(ranks_or_comm))
         except TypeError:
@@ -77,9 +80,14 @@ class ProcessSet:
 
     def __str__(self) -> str:
         """As the existing Horovod writes it."""
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
     __repr__ = __str__
+
+
+def is_communicator(value: Any) -> bool:
+    """Whether it is a communicator of mpi4py, which need not be installed."""
+    return hasattr(value, "Get_rank")
 
 
 def _ints_only(values: Iterable[Any]) -> Iterable[Any]:
@@ -111,12 +119,15 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         ValueError: An invalid rank, or a set that exists already; nothing was started.
+        NotImplementedError: The set is made of a communicator: only init takes these.
         HorovodMismatchError: The ranks have called it with different sets. The job goes on.
         HorovodInternalError: A rank was lost, or there are too many sets.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     what = f"add_process_set: {process_set}"
+    if process_set.mpi_comm is not None:
+        raise NotImplementedError(f"{what}: only hvd.init(process_sets=[...]) takes communicators.")
     if global_process_set.ranks is None:
         raise ValueError("Horovod has not been initialized; use hvd.init().")
     ranks = _checked_ranks(process_set, len(global_process_set.ranks), what)

@@ -46,7 +46,7 @@ def complete(environ: Mapping[str, str]) -> Mapping[str, str]:
         if found is not None:
             given = {name: value for name, value in environ.items() if value}
             if found["HOROVOD_SIZE"] != found["HOROVOD_LOCAL_SIZE"]:
-                found.setdefault("HOROVOD_GLOO_RENDEZVOUS_PORT", _port_of(found["HOROVOD_JOB_ID"]))
+                found.setdefault("HOROVOD_GLOO_RENDEZVOUS_PORT", str(port_of(found["HOROVOD_JOB_ID"])))
             return {**found, **given}
     return environ
 
@@ -186,11 +186,15 @@ _LAUNCHERS: Sequence[Callable[[Mapping[str, str]], Variables | None]] = (
 
 
 def _place(rank: int, size: int, local_rank: int, local_size: int) -> Variables:
-    """The variables of a rank; its cross rank and size are found out when the hosts meet."""
+    """The variables of a rank; its cross rank and size are found out when the hosts meet.
+
+    So is its local rank: Open MPI counts the ranks of a host by the cores that they are bound to, not by their ranks.
+    On one host that is known at once.
+    """
     return {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_RANK": str(local_rank),
+        "HOROVOD_LOCAL_RANK": str(rank if local_size == size else local_rank),
         "HOROVOD_LOCAL_SIZE": str(local_size),
     }
 
@@ -205,9 +209,10 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return value
 
 
-def _port_of(job_id: str) -> str:
+def port_of(job_id: str) -> int:
+    """A port for a job, always the same."""
     digest = hashlib.sha256(job_id.encode()).digest()
-    return str(_FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS)
+    return _FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS
 
 
 def _own_name() -> str:

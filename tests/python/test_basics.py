@@ -101,7 +101,7 @@ def test_wrong_arguments_of_init() -> None:
 def test_process_sets_can_not_be_made_of_anything() -> None:
     for wrong in ("01", 3, [0.5], ["0"], [True]):
         with pytest.raises(ValueError, match="expected a list of ranks"):
-            hvd.ProcessSet(wrong)  # type: ignore[arg-type]
+            hvd.ProcessSet(wrong)
     assert str(hvd.ProcessSet([2, 1])) == "ProcessSet(process_set_id=None, ranks=[1, 2], mpi_comm=None)"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from documents import blocks, file_of
-from launchers import PAGE, call_mpirun, found_out_by_meeting, mpirun_program, start_mpirun
+from launchers import PAGE, REPORT, call_mpirun, found_out_by_meeting, mpirun_program, start_mpirun
 from machines import Machines, machines
 
 
@@ -38,16 +39,30 @@ def test_real_mpirun_on_two_machines(cluster: Machines, options: str, places: st
     assert sorted(ended.stdout.splitlines()) == found_out_by_meeting([f"h{number}" for number in places])
 
 
+def test_more_ranks_than_cores() -> None:
+    """Open MPI binds these to cores in turns, and counts those of a host by cores."""
+    count = 2 * len(os.sched_getaffinity(0))
+    command = [str(mpirun_program()), "--allow-run-as-root", "--oversubscribe", "-np", str(count)]
+    ended = start_mpirun([*command, sys.executable, "-P", "-c", REPORT])
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == sorted(found_out_by_meeting(["this"] * count))
+
+
 def test_the_commands_of_the_page_run_as_they_stand(cluster: Machines, tmp_path: Path) -> None:
     files = dict(named for block in blocks(PAGE) if (named := file_of(block)))
-    (tmp_path / "where.py").write_text(files["where.py"])
-    (script,) = [block.text for block in blocks(PAGE) if "mpirun -np" in block.text]
-    here = script.replace(" python ", f" {sys.executable} ")  # which the other host has not in its PATH
+    commands = [block.text for block in blocks(PAGE) if "mpirun -np" in block.text]
+    tell = {
+        "where.py": [f"rank {rank} on h{rank // 2 + 1}: 4 ranks" for rank in range(4)],
+        "with_mpi.py": [f"rank {rank} of 4: its half sums up to {2 * (1 + rank % 2)}" for rank in range(4)],
+    }
     root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
     path = f"PATH='{mpirun_program().parent}':$PATH"
-    ended = start_mpirun(cluster["h1"].command(["sh", "-c", f"cd '{tmp_path}'; export {root} {path}\n{here}"]))
-    told = [f"rank {rank} on h{rank // 2 + 1}: 4 ranks" for rank in range(4)]
-    assert (ended.returncode, sorted(ended.stdout.splitlines())) == (0, told), ended.stderr
+    for command, (script, told) in zip(commands, tell.items(), strict=True):
+        assert script in command
+        (tmp_path / script).write_text(files[script])
+        here = command.replace(" python ", f" {sys.executable} ")  # which the other host has not in its PATH
+        ended = start_mpirun(cluster["h1"].command(["sh", "-c", f"cd '{tmp_path}'; export {root} {path}\n{here}"]))
+        assert (ended.returncode, sorted(ended.stdout.splitlines())) == (0, told), ended.stderr
 
 
 USE_MPI = """

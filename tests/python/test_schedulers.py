@@ -72,6 +72,24 @@ def test_cross_ranks_are_those_of_the_hosts_that_meet(
     assert start_all(cluster, placed, hosts, HOROVOD_SECRET_KEY="s3cret") == found_out_by_meeting(hosts)
 
 
+@pytest.mark.parametrize("local_ranks", ["0123", "0213", "0132"], ids=lambda text: f"counted as {text}")
+def test_a_launcher_may_count_the_ranks_of_a_host_in_another_order(cluster: Machines, local_ranks: str) -> None:
+    """As Open MPI does where it binds several ranks to a core; rank 1 is on another host."""
+
+    def placed(rank: int) -> Environment:
+        position = max(rank - 1, 0)
+        here = ("0", "1") if rank == 1 else (local_ranks[position], "4")
+        return {
+            **mpirun(rank),
+            "OMPI_COMM_WORLD_SIZE": "5",
+            "OMPI_COMM_WORLD_LOCAL_RANK": here[0],
+            "OMPI_COMM_WORLD_LOCAL_SIZE": here[1],
+        }
+
+    hosts = ["h1", "h2", "h1", "h1", "h1"]
+    assert start_all(cluster, placed, hosts, HOROVOD_SECRET_KEY="s3cret") == found_out_by_meeting(hosts)
+
+
 def test_what_is_said_of_cross_ranks_is_checked_also_under_a_launcher(cluster: Machines) -> None:
     """A variable of the user's that contradicts where the ranks are is an error on all of them."""
 

@@ -80,12 +80,37 @@ def for_others(host: str, found: list[Address], interface: str | None) -> list[A
         found: What `resolve` gives for it here.
         interface: The network interface to use, if one was named.
     """
-    if any(not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for _, address in found):
+    if not all(_is_loopback(address) for _, address in found):
         return found
     if host == "localhost" or host.endswith(".localhost") or any(host == address[0] for _, address in found):
         return found
     own = own_addresses([interface] if interface else [])
     return resolve(own[0][1], found[0][1][1]) if own else found
+
+
+def own_address_for_others(interface: str | None) -> str:
+    """The address by which others most likely reach this machine: that of its name, or of an interface.
+
+    Args:
+        interface: The network interface to use, if one was named.
+
+    Raises:
+        OSError: There is none.
+    """
+    if interface is None:
+        with contextlib.suppress(OSError):
+            _, address = resolve(socket.gethostname(), 0)[0]
+            if not _is_loopback(address):
+                return str(address[0])
+    own = own_addresses([interface] if interface else [])
+    if not own:
+        at = f"the interface HOROVOD_GLOO_IFACE={interface!r}" if interface else "this host"
+        raise OSError(errno.EADDRNOTAVAIL, f"{at} has no address for others")
+    return own[0][1]
+
+
+def _is_loopback(address: tuple[object, ...]) -> bool:
+    return ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
 
 
 def listen_at(host: str, port: int) -> socket.socket:

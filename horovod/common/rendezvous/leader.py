@@ -9,9 +9,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from horovod import _core
+from horovod.common.environment import UNTOLD
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous import tree
 from horovod.common.rendezvous.addresses import listen_locally
@@ -121,6 +122,15 @@ class Leader:
         self._left.clear()
         if self._door is not None:
             self._door.close()
+        if (self._rank.place.cross_rank, self._rank.place.cross_size) == UNTOLD:
+            self._count_by_rank()
+
+    def _count_by_rank(self) -> None:
+        """Gives followers their local ranks: those that a launcher has told need not ascend with the ranks."""
+        by_rank = sorted(self._followers.values(), key=lambda follower: follower.hello.place.rank)
+        self._followers = dict(enumerate(by_rank, 1))
+        for local_rank, follower in self._followers.items():
+            follower.hello = replace(follower.hello, place=replace(follower.hello.place, local_rank=local_rank))
 
     def _on_hello(self, connection: Connection, _claim: Claim, kind: Kind, body: bytes) -> None:
         """Takes in a rank that has proved the key and says who it is."""

@@ -43,7 +43,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from horovod.common.environment import Identity, Network, Tunables
+from horovod.common.environment import UNTOLD, Identity, Network, Tunables
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous import addresses
 from horovod.common.rendezvous.caller import Address
@@ -154,7 +154,7 @@ def check_place(identity: Identity) -> None:
                 f"init: HOROVOD_CROSS_SIZE={identity.cross_size}, but all {identity.size} ranks are on host "
                 f"{identity.host}: expected 1."
             )
-    if identity.rank < identity.local_rank:
+    if identity.rank < identity.local_rank and (identity.cross_rank, identity.cross_size) != UNTOLD:
         raise ValueError(
             f"init: HOROVOD_RANK={identity.rank} and HOROVOD_LOCAL_RANK={identity.local_rank}: on a host both must "
             "ascend together, and rank 0 must be local rank 0."

@@ -37,9 +37,13 @@ class Table:
             lowest.setdefault(host, rank)
         return list(lowest.values())  # hosts are in the order of these
 
+    def local_rank_of(self, rank: int) -> int:
+        """The local rank of a rank: its number among those of its host."""
+        return self.ranks_of(self.host_of[rank]).index(rank)
+
     def cross_of(self, rank: int) -> tuple[int, int]:
         """The cross rank and size of a rank: its host's number among those with that local rank, and their number."""
-        local_rank = self.ranks_of(self.host_of[rank]).index(rank)
+        local_rank = self.local_rank_of(rank)
         hosts = [host for host, count in sorted(Counter(self.host_of).items()) if count > local_rank]
         return hosts.index(self.host_of[rank]), len(hosts)
 
