@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "engine/coordinator.h"
-#include "engine/durations.h"
+#include "transport/durations.h"
 #include "engine/logging.h"
 #include "engine/mismatch.h"
 

@@ -271,6 +271,7 @@ void Engine::drive(const Request* until, Nanoseconds deadline, Sleeper sleeper) 
     }
     const Nanoseconds now = settings_.now();
     if (waits && now >= deadline) return;
+    if (networked && network_.give_up_unconfirmed(now)) continue;
     if (idle_since == 0) idle_since = now;
     // The background thread spins for a batch that moves, not for names that gather while others submit them.
     // Who was woken by a heartbeat, or to look for Ctrl-C, need not look for long again.

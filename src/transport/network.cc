@@ -1,8 +1,8 @@
 #include "transport/network.h"
 
 #include <linux/sockios.h>
+#include <linux/tcp.h>  // not netinet/tcp.h, whose tcp_info is too short
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <chrono>
 #include <utility>
+
+#include "transport/durations.h"
 
 namespace hvd {
 namespace {
@@ -22,7 +24,8 @@ constexpr size_t kMostQuiet = 4;
 // Finds hosts and networks that are down, and keeps those in between from forgetting a connection that idles. The other
 // end's kernel answers, also for a process that is stopped: that one is the heartbeat's affair. No TCP_USER_TIMEOUT: it
 // would also break a connection whose other end is alive but reads nothing, as when the whole job is stopped for a
-// while.
+// while. Nor does it find out where bytes are under way: the kernel asks only connections that idle
+// (give_up_unconfirmed()).
 void keep_alive(int fd, double timeout) {
   constexpr int kProbes = 3;
   const int on = 1, probes = kProbes;
@@ -35,11 +38,17 @@ void keep_alive(int fd, double timeout) {
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
+// What the other end's kernel has not confirmed, and what waits to be sent to it.
+int bytes_under_way(int fd) {
+  int bytes = 0;
+  return ioctl(fd, SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+}
+
 }  // namespace
 
 Network::Network(const std::vector<Connected>& links, const std::vector<Connected>& controls,
                  const std::vector<std::string>& hosts, double timeout, Counters& counters)
-    : links_(links.size()), controls_(controls.size()), index_of_link_(links.size()) {
+    : timeout_(timeout), links_(links.size()), controls_(controls.size()), index_of_link_(links.size()) {
   for (size_t r = 0; r < links.size(); ++r) {
     if (links[r].fd < 0) continue;
     keep_alive(links[r].fd, timeout);
@@ -206,9 +215,38 @@ void Network::abandon() {
 
 bool Network::has_bytes_under_way() const {
   return std::any_of(links_.begin(), links_.end(), [](const std::unique_ptr<Link>& link) {
-    int bytes = 0;
-    return link && !link->closed() && ioctl(link->wire().fd(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
+    return link && !link->closed() && bytes_under_way(link->wire().fd()) > 0;
   });
+}
+
+// A path may let some through and not others: between two hosts that both hear rank 0, or only packets that are small.
+// Then nobody is silent, and the kernel would go on for a quarter of an hour. Of a process that reads nothing the kernel
+// confirms what it has room for, and after that there is nothing to be sent again.
+bool Network::give_up_unconfirmed(uint64_t now) {
+  const auto timeout = static_cast<uint64_t>(timeout_ * 1e9);
+  const uint64_t interval = std::clamp<uint64_t>(timeout / 8, 10'000'000, 1'000'000'000);
+  if (last_look_ != 0 && now - last_look_ < interval) return false;
+  // Time in which this process did not run counts little: the network may have moved all the while, unseen.
+  const uint64_t elapsed = last_look_ == 0 ? 0 : std::min(now - last_look_, 2 * interval);
+  last_look_ = now;
+  bool found = false;
+  for (Watched& watched : watched_) {
+    if (watched.link == nullptr || watched.link->closed()) continue;  // of control connections heartbeats tell
+    const int fd = watched.wire().fd();
+    const int under_way = bytes_under_way(fd);
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    const bool stuck = under_way > 0 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
+                       info.tcpi_retransmits > 0 && info.tcpi_bytes_acked == watched.confirmed;
+    watched.confirmed = info.tcpi_bytes_acked;
+    watched.unconfirmed_for = stuck ? watched.unconfirmed_for + elapsed : 0;
+    if (watched.unconfirmed_for < timeout || !stuck) continue;
+    watched.link->lose("for " + seconds_text(timeout_) + " its host has confirmed none of the " +
+                       std::to_string(under_way) + " bytes under way");
+    (void)serve(static_cast<size_t>(&watched - watched_.data()), false);
+    found = true;
+  }
+  return found;
 }
 
 void Network::take_leave(int timeout_ms, int patience_ms) {

@@ -15,8 +15,8 @@ namespace hvd {
 
 class Network {
  public:
-  // links: by rank, controls: by host, with their names. A connection over which nothing goes is lost when its other
-  // end's kernel has not answered for so many seconds. Throws SystemError.
+  // links: by rank, controls: by host, with their names. A connection is lost when its other end's kernel has not answered
+  // for so many seconds; where bytes are under way, see give_up_unconfirmed(). Throws SystemError.
   Network(const std::vector<Connected>& links, const std::vector<Connected>& controls,
           const std::vector<std::string>& hosts, double timeout, Counters& counters);
   ~Network();
@@ -49,6 +49,10 @@ class Network {
   void take_leave(int timeout_ms, int patience_ms);
   void abandon();
 
+  // Gives up connections over which nothing gets through: what was sent is under way, has been sent again, and for the
+  // timeout none of it was confirmed. Looks now and then, however often it is called. True if one was given up.
+  bool give_up_unconfirmed(uint64_t now);
+
   // How many connections have ended, by a last word or without: grows.
   int ended() const { return ended_; }
   // Grows whenever bytes went through a link.
@@ -63,6 +67,7 @@ class Network {
     std::string who;
     bool for_writing = false, counted = false, watched = false, quiet = false;
     int finds = 0;  // of poll(rank), since somebody listened
+    uint64_t confirmed = 0, unconfirmed_for = 0;
     const Wire& wire() const { return link != nullptr ? link->wire() : records->wire(); }
   };
 
@@ -71,6 +76,7 @@ class Network {
   bool move(Watched& watched, bool readable);
   bool has_bytes_under_way() const;
 
+  const double timeout_;
   Link::Shared shared_;
   std::vector<std::unique_ptr<Link>> links_;        // by rank
   std::vector<std::unique_ptr<Records>> controls_;  // by host
@@ -81,6 +87,7 @@ class Network {
   bool fresh_ = true;  // nothing was read yet
   int ended_ = 0;
   uint64_t link_moves_ = 0;
+  uint64_t last_look_ = 0;  // of give_up_unconfirmed()
 };
 
 }  // namespace hvd

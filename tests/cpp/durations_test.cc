@@ -1,5 +1,5 @@
 // Durations in words.
-#include "engine/durations.h"
+#include "transport/durations.h"
 
 #include <doctest/doctest.h>
 

@@ -44,6 +44,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """Three of them."""
+    with machines(3, tmp_path_factory.mktemp("machines")) as made:
+        yield made
+
+
 def settings(tmp_path: Path, steps: int, pause: float = 0.0) -> dict[str, Any]:
     return {"STEPS": str(steps), "PAUSE": str(pause), "PROGRESS": str(tmp_path / "progress")}
 
@@ -123,6 +130,33 @@ def test_a_link_that_is_down_for_good(cluster: Machines, tmp_path: Path) -> None
             cluster.mend(cluster["h2"])
     assert code == 1, err
     assert_told(err, "nothing was heard from it for 3 s. Is it up, and the network between?")
+
+
+@pytest.mark.parametrize(
+    ("rules", "hosts", "between"),
+    [
+        # Both reach h1, where rank 0 is and which hears both, but not each other.
+        (["ip saddr 10.77.0.2 counter drop"], "h1:2,h2:2,h3:2", "[23]"),
+        # Whatever is small passes: probes, handshakes, heartbeats. So it is where the cable's packets are too large for
+        # what lies between, and nobody says so.
+        (["meta length 601-65535 counter drop"], "h1:2,h3:2", "[13]"),
+    ],
+)
+def test_a_path_that_swallows_what_is_sent_is_told_by_those_at_its_ends(
+    three: Machines, tmp_path: Path, rules: list[str], hosts: str, between: str
+) -> None:
+    environment = {"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": "3", "HOROVOD_GRACE_SECONDS": "1"}
+    count = str(2 * len(hosts.split(",")))
+    arguments = ["-np", count, "-H", hosts, *TRAIN]
+    with three.launch(*arguments, **settings(tmp_path, 10_000, 0.1), **environment) as launcher:
+        wait_for_progress(tmp_path, 3)
+        with three["h3"].filtered(*rules):
+            code, _, err = launcher.finish(60)
+            assert three["h3"].counted() > 0
+    assert code == 1, err
+    told = rf"the connection with rank \d \(pid \d+ on host h{between}\) was lost \(for 3 s its host has confirmed none of "
+    assert re.search(told, err), err
+    three.wait_until_nothing_is_left()
 
 
 def test_a_machine_that_is_switched_off(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 // Durations in words.
-#ifndef HOROVOD_ENGINE_DURATIONS_H_
-#define HOROVOD_ENGINE_DURATIONS_H_
+#ifndef HOROVOD_TRANSPORT_DURATIONS_H_
+#define HOROVOD_TRANSPORT_DURATIONS_H_
 
 #include <array>
 #include <cmath>
@@ -22,4 +22,4 @@ inline std::string measured_seconds_text(double seconds) {
 }
 
 }  // namespace hvd
-#endif  // HOROVOD_ENGINE_DURATIONS_H_
+#endif  // HOROVOD_TRANSPORT_DURATIONS_H_
