@@ -216,9 +216,11 @@ class Connection:
         self.expect(length, lambda body: self._frame(kind, body))
 
     def _frame(self, kind: Kind, body: bytes) -> None:
-        self.on_frame(kind, body)
-        if self._sock is not None and self._then is None:
-            self.expect(HEADER_SIZE, self._header)
+        try:
+            self.on_frame(kind, body)
+        finally:  # what it raises ends an attempt, and the other side's word about that is to be heard
+            if self._sock is not None and self._then is None:
+                self.expect(HEADER_SIZE, self._header)
 
 
 def _nobody_listens(kind: Kind, _body: bytes) -> None:

@@ -110,10 +110,11 @@ class ServerLine:
         if self._verdict is None and self._connection is None:
             # The server may have heard our HELLO already, and would take a closed connection for our death.
             self._loop.run_until(lambda: self._connection is not None, time.monotonic() + _CONNECTING_SECONDS)
+        if self._connection is not None:
+            self._connection.on_closed = _nobody_cares
+            self._connection.on_frame = self._on_verdict
         if self._verdict is not None or self._connection is None or not self._connection.is_open():
             return self._verdict or error
-        self._connection.on_closed = _nobody_cares
-        self._connection.on_frame = self._on_verdict
         self._connection.say(Kind.FAILED, encode_error(error, self._place))
         if not isinstance(error, Exception):  # who presses Ctrl-C does not want to wait
             return error
