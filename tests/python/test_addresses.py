@@ -9,7 +9,7 @@ import pytest
 from launchers import start_all, torchrun
 from machines import Machines, machines
 
-from horovod.common.rendezvous.addresses import for_others, own_addresses
+from horovod.common.rendezvous.addresses import for_others, listen_at_one_of, own_addresses, resolve
 
 HOSTS = ["h1", "h1", "h2", "h2"]
 PLACES = [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
@@ -52,3 +52,18 @@ def test_localhost_and_addresses_mean_what_they_say() -> None:
     assert for_others("h1", elsewhere, None) == elsewhere
     others = for_others("h1", here, None)
     assert others == ([(socket.AF_INET, (own_addresses([])[0][1], 7))] if own_addresses([]) else here)
+
+
+def test_the_next_address_is_taken_where_the_kernel_goes_without_a_family() -> None:
+    unknown = (socket.AddressFamily(socket.AF_CAN), ("::1", 0))  # as IPv6 where the kernel has none
+    here = (socket.AF_INET, ("127.0.0.1", 0))
+    with listen_at_one_of([unknown, here]) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    with pytest.raises(OSError, match="not supported"):
+        listen_at_one_of([unknown])
+
+
+@pytest.mark.parametrize("name", ["h1..h2", "x" * 64])
+def test_what_can_not_be_a_name_is_unknown_as_others_are(name: str) -> None:
+    with pytest.raises(OSError, match="it can't be the name of a host"):
+        resolve(name, 7)

@@ -30,7 +30,10 @@ def resolve(host: str, port: int) -> list[Address]:
     Raises:
         OSError: The name is unknown.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # between two dots there is nothing, or too much
+        raise socket.gaierror(socket.EAI_NONAME, "it can't be the name of a host") from None
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
@@ -130,7 +133,12 @@ def listen_at_one_of(candidates: Sequence[Address]) -> socket.socket:
     """
     trouble: OSError | None = None
     for family, address in candidates:
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # A name may have addresses of a family that the kernel goes without.
+            listener = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            trouble = trouble or error
+            continue
         try:
             # For a job that begins right after another: connections that were closed still hold the port for a while.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
