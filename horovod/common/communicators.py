@@ -38,6 +38,8 @@ _GIVEN_AS_LIST, _OUTSIDE, _NO_MEMBER = -1, -2, -3
 
 # What belongs to exchanges that were given up: MPI may still write to their memory.
 _given_up: list[Any] = []
+# Duplicates that not all ranks have come to make yet: a communicator, what becomes its duplicate, and the request.
+_unfinished: list[tuple[Any, Any, Any]] = []
 
 
 class World:
@@ -74,8 +76,7 @@ class World:
 
     def __enter__(self) -> Self:
         """Begins. Raises HorovodInternalError if not all ranks come."""
-        self._comm, request = self._given.Idup()
-        self._wait_for(request)
+        self._comm = self._duplicate()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -188,7 +189,7 @@ class World:
         if invitation is not None:
             text = json.dumps(invitation).encode()
             buffer[: len(text)] = text
-        self._wait_for(self._comm.Ibcast(buffer, root=0))
+        self._exchange(self._comm.Ibcast(buffer, root=0))
         told: dict[str, str] = json.loads(buffer.rstrip(b"\0"))
         if "trouble" in told:
             raise HorovodInternalError(told["trouble"])
@@ -197,14 +198,38 @@ class World:
     def _gather(self, said: bytes) -> list[bytes]:
         """What each rank says, which must be of one length."""
         everything = bytearray(len(said) * self.size)
-        self._wait_for(self._comm.Iallgather(bytearray(said), everything))
+        self._exchange(self._comm.Iallgather(bytearray(said), everything))
         return [bytes(everything[at : at + len(said)]) for at in range(0, len(everything), len(said))]
+
+    def _duplicate(self) -> Any:
+        """The duplicate of the communicator that all ranks make together.
+
+        MPI takes a rank's first for every other's first, and so on. Whoever comes again after others did not goes on
+        with the one that it has begun, which is these others' first: else ranks that have tried more or less often
+        than others would miss each other for ever.
+        """
+        for begun in _unfinished:
+            if begun[0] == self._given:
+                break
+        else:
+            begun = (self._given, *self._given.Idup())
+            _unfinished.append(begun)
+        _, duplicate, request = begun
+        self._wait_for(request)
+        _unfinished[:] = [other for other in _unfinished if other is not begun]
+        return duplicate
+
+    def _exchange(self, request: Any) -> None:
+        try:
+            self._wait_for(request)
+        except BaseException:
+            _given_up.append(request)
+            raise
 
     def _wait_for(self, request: Any) -> None:
         deadline = time.monotonic() + self._timeout
         while not request.Test():
             if time.monotonic() > deadline:
-                _given_up.append(request)
                 raise HorovodInternalError(
                     f"init: rank {self.rank} of the communicator has waited {self._timeout:g} s for the others. Have "
                     f"all {self.size} called hvd.init with it?"

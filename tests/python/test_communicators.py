@@ -174,6 +174,27 @@ hvd.shutdown()
     assert told == [f"1 HorovodInternalError: init: rank {rank} {waited}" for rank in range(2)]
 
 
+def test_ranks_that_have_tried_more_often_meet_those_that_come_late(tmp_path: Path) -> None:
+    told = call(
+        2,
+        f"""
+failed_three_times = {str(tmp_path / "failed three times")!r}
+while world.rank == 1 and not os.path.exists(failed_three_times):
+    time.sleep(0.05)
+for attempt in range(8):
+    error = told_by(lambda: hvd.init(world))
+    if error is None:
+        break
+    if world.rank == 0 and attempt == 2:
+        assert "of the communicator has waited 2 s for the others." in error, error
+        open(failed_three_times, "w").close()
+tell(world.rank, error, total())
+""",
+        HOROVOD_START_TIMEOUT="2",
+    )
+    assert told == ["0 None 1", "1 None 1"]
+
+
 def test_horovodrun_starts_no_mpi() -> None:
     mpirun_program()  # comes with the library that mpi4py needs
     program = BEGIN + "tell(told_by(lambda: hvd.init(comm=world)))"
