@@ -62,6 +62,8 @@ class World:
         """
         from mpi4py import MPI
 
+        if not MPI.Is_initialized():
+            raise ValueError("init: MPI has not been initialized, which is needed for its communicators: MPI.Init().")
         if MPI.Is_finalized():
             raise ValueError("init: MPI has been finalized; its communicators can't be used any more.")
         if comm == MPI.COMM_NULL:

@@ -147,6 +147,22 @@ tell(told_by(hvd.mpi_threads_supported))
     ]
 
 
+def test_mpi_has_to_be_initialized() -> None:
+    told = call(
+        2,
+        """
+before = told_by(lambda: hvd.init(world))
+MPI.Init()
+hvd.init(world)
+tell(hvd.rank(), total(), before)
+MPI.Finalize()
+""",
+        MPI4PY_RC_INITIALIZE="0",
+    )
+    needed = "ValueError: init: MPI has not been initialized, which is needed for its communicators: MPI.Init()."
+    assert told == [f"{rank} 1 {needed}" for rank in range(2)]
+
+
 def test_a_rank_that_does_not_come_is_told_in_time_and_all_may_try_again(tmp_path: Path) -> None:
     told = call(
         2,
