@@ -61,6 +61,11 @@ def _switch(text: str) -> bool:
     return int(text) > 0
 
 
+def _text(text: str) -> str:
+    text.encode()  # a UnicodeEncodeError if it was not UTF-8 in the environment
+    return text
+
+
 def _one_of(words: tuple[str, ...]) -> "Kind":
     """One of some words, in any case, as its number."""
     return Kind(lambda text: words.index(text.lower()), "one of " + ", ".join(words))
@@ -76,7 +81,8 @@ NUMBER = Kind(_seconds, "a number from 0")
 SWITCH = Kind(_switch, "0 or 1")
 LOG_LEVEL = _one_of(LOG_LEVELS)
 PORT = Kind(_int_from(1, 65535), "a port, an integer from 1 to 65535")
-TEXT = Kind(str, "any text")
+TEXT = Kind(_text, "text in UTF-8")
+ANYTHING = Kind(str, "any bytes")
 
 # name: (kind, default). The one table of what init reads.
 VARIABLES: dict[str, tuple[Kind, Any]] = {
@@ -89,8 +95,8 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
     "HOROVOD_CROSS_SIZE": (POSITIVE, None),
     "HOROVOD_HOSTNAME": (TEXT, None),
     "HOROVOD_JOB_ID": (TEXT, None),
-    "HOROVOD_SECRET_KEY": (TEXT, None),
-    "HOROVOD_SECRET_KEY_FILE": (TEXT, None),
+    "HOROVOD_SECRET_KEY": (ANYTHING, None),
+    "HOROVOD_SECRET_KEY_FILE": (ANYTHING, None),
     # Where several hosts meet.
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": (TEXT, None),
     "HOROVOD_GLOO_RENDEZVOUS_PORT": (PORT, None),
@@ -122,7 +128,7 @@ VARIABLES: dict[str, tuple[Kind, Any]] = {
     "HOROVOD_BATCH_D2D_MEMCOPIES": (SWITCH, None),
     "HOROVOD_NUM_NCCL_STREAMS": (POSITIVE, None),
     # Asked-for features that are not there: warned about when set.
-    "HOROVOD_TIMELINE": (TEXT, None),
+    "HOROVOD_TIMELINE": (ANYTHING, None),
     "HOROVOD_AUTOTUNE": (SWITCH, None),
     "HOROVOD_ELASTIC": (SWITCH, None),
 }
@@ -191,7 +197,7 @@ def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
     try:
         return kind.parse(text)
     except ValueError:
-        # A secret must not appear in a message; texts can't fail to parse, so this one never does.
+        # A secret must not appear in a message; the key may be anything, so it never does.
         raise ValueError(f"{name}={text!r} can't be understood: expected {kind.expected}.") from None
 
 
@@ -266,7 +272,7 @@ def read_secret_key(environ: Mapping[str, str] | None) -> bytes:
     path = read("HOROVOD_SECRET_KEY_FILE", environ)
     if path is None:
         key: str = read("HOROVOD_SECRET_KEY", environ) or ""
-        return key.encode()
+        return os.fsencode(key)  # the bytes that are in the environment, whatever the locale
     try:
         with open(path, "rb") as file:
             content = file.read(4096).strip()

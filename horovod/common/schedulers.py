@@ -211,7 +211,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 def port_of(job_id: str) -> int:
     """A port for a job, always the same."""
-    digest = hashlib.sha256(job_id.encode()).digest()
+    digest = hashlib.sha256(job_id.encode("utf-8", "replace")).digest()
     return _FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS
 
 

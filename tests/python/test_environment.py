@@ -1,6 +1,7 @@
 """HOROVOD_* variables: read, checked, and named when they are wrong."""
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -67,11 +68,26 @@ def test_a_contradiction_is_named(changes: dict[str, str], words: str) -> None:
         read_identity({**JOB, **changes})
 
 
-@pytest.mark.parametrize("name", [n for n, (kind, _) in environment.VARIABLES.items() if kind is not environment.TEXT])
+TEXTS = environment.TEXT, environment.ANYTHING
+
+
+@pytest.mark.parametrize("name", [n for n, (kind, _) in environment.VARIABLES.items() if kind not in TEXTS])
 def test_every_variable_refuses_nonsense_and_ignores_the_empty_text(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}='12 apples' can't be understood: expected "):
         environment.read(name, {name: "12 apples"})
     assert environment.read(name, {name: " "}) == environment.VARIABLES[name][1]
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_HOSTNAME", "HOROVOD_JOB_ID", "HOROVOD_GLOO_RENDEZVOUS_ADDR"])
+def test_texts_are_utf_8(name: str) -> None:
+    assert environment.read(name, {name: "hö"}) == "hö"
+    with pytest.raises(ValueError, match=rf"^{name}='h.udcff' can't be understood: expected text in UTF-8\.$"):
+        environment.read(name, {name: os.fsdecode(b"h\xff")})
+
+
+def test_the_key_is_the_bytes_that_are_in_the_environment() -> None:
+    for key in (b"\xff\xfe\x80", "hö".encode()):
+        assert read_identity({"HOROVOD_SECRET_KEY": os.fsdecode(key)}).secret_key == key
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1"])
