@@ -9,7 +9,13 @@ import pytest
 from launchers import start_all, torchrun
 from machines import Machines, machines
 
-from horovod.common.rendezvous.addresses import for_others, listen_at_one_of, own_addresses, resolve
+from horovod.common.rendezvous.addresses import (
+    for_others,
+    listen_at_one_of,
+    own_address_for_others,
+    own_addresses,
+    resolve,
+)
 
 HOSTS = ["h1", "h1", "h2", "h2"]
 PLACES = [f"{rank} 4 {rank % 2} 2 {rank // 2} 2 6.0" for rank in range(4)]
@@ -67,3 +73,12 @@ def test_the_next_address_is_taken_where_the_kernel_goes_without_a_family() -> N
 def test_what_can_not_be_a_name_is_unknown_as_others_are(name: str) -> None:
     with pytest.raises(OSError, match="it can't be the name of a host"):
         resolve(name, 7)
+
+
+def test_an_address_that_only_a_name_has_is_not_taken_for_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "203.0.113.7")  # as in a cloud whose gateway has the address
+    if own_addresses([]):
+        assert own_address_for_others(None) == own_addresses([])[0][1]
+    else:
+        with pytest.raises(OSError, match="this host has no address for others"):
+            own_address_for_others(None)

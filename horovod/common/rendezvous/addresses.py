@@ -102,9 +102,9 @@ def own_address_for_others(interface: str | None) -> str:
     """
     if interface is None:
         with contextlib.suppress(OSError):
-            _, address = resolve(socket.gethostname(), 0)[0]
-            if not _is_loopback(address):
-                return str(address[0])
+            for family, address in resolve(socket.gethostname(), 0):
+                if not _is_loopback(address) and _is_own(family, address):
+                    return str(address[0])
     own = own_addresses([interface] if interface else [])
     if not own:
         at = f"the interface HOROVOD_GLOO_IFACE={interface!r}" if interface else "this host"
@@ -114,6 +114,16 @@ def own_address_for_others(interface: str | None) -> str:
 
 def _is_loopback(address: tuple[object, ...]) -> bool:
     return ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+
+
+def _is_own(family: socket.AddressFamily, address: tuple[object, ...]) -> bool:
+    """Whether this machine has it itself: a host's name may lead to a gateway before it, or to what it had once."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def listen_at(host: str, port: int) -> socket.socket:
