@@ -31,9 +31,9 @@ _POLL_SECONDS = 0.001
 _PORTS_TO_TRY = 20
 # What rank 0 tells all is much less than this, but what goes wrong there may be longer: up to 12 bytes a character.
 _TOLD_BYTES, _TROUBLE_LENGTH = 4096, 300
-# A rank's sets: how many, and whether one of them is a communicator; then of each the lowest member and the number of
-# members.
-_SETS, _MEMBERS = struct.Struct("=i?"), struct.Struct("=ii")
+# A rank's sets: how many, and whether one of them is a communicator; then of each the lowest member, and a digest of
+# all members.
+_SETS, _MEMBERS = struct.Struct("=i?"), struct.Struct("=i32s")
 _GIVEN_AS_LIST, _OUTSIDE, _NO_MEMBER = -1, -2, -3
 
 # What belongs to exchanges that were given up: MPI may still write to their memory.
@@ -149,7 +149,7 @@ class World:
             found += self._sets_at(index, entry, members)
         return found
 
-    def _sets_at(self, index: int, own: ProcessSet, members: list[tuple[int, int]]) -> list[ProcessSet]:
+    def _sets_at(self, index: int, own: ProcessSet, members: list[tuple[int, bytes]]) -> list[ProcessSet]:
         """The sets that the ranks give at one place of their lists."""
         what = f"init: process_sets[{index}]"
         lowest = [first for first, _ in members]
@@ -164,26 +164,28 @@ class World:
         found = []
         for first in sorted(set(lowest) - {_NO_MEMBER}):
             ranks = [rank for rank, each in enumerate(lowest) if each == first]
-            if any(members[rank][1] != len(ranks) for rank in ranks):
-                raise ValueError(f"{what}: ranks {ranks} give communicators that overlap.")
+            if {members[rank][1] for rank in ranks} != {_digest_of(ranks)}:
+                raise ValueError(
+                    f"{what}: ranks {ranks} give communicators that overlap. All ranks need theirs in the same order."
+                )
             if self.rank in ranks:
                 own.ranks = ranks
             found.append(own if self.rank in ranks else ProcessSet(ranks))
         return found
 
-    def _members(self, entry: ProcessSet) -> tuple[int, int]:
-        """The lowest member of a set and the number of them, by which all know a communicator."""
+    def _members(self, entry: ProcessSet) -> tuple[int, bytes]:
+        """The lowest member of a set and a digest of all, by which all know a communicator."""
         if entry.mpi_comm is None:
-            return _GIVEN_AS_LIST, 0
+            return _GIVEN_AS_LIST, b""
         if entry.mpi_comm == self._mpi.COMM_NULL:
-            return _NO_MEMBER, 0
+            return _NO_MEMBER, b""
         ours, theirs = self._given.Get_group(), entry.mpi_comm.Get_group()
         try:
             ranks = self._mpi.Group.Translate_ranks(theirs, list(range(theirs.Get_size())), ours)
         finally:
             ours.Free()
             theirs.Free()
-        return (_OUTSIDE if self._mpi.UNDEFINED in ranks else min(ranks)), len(ranks)
+        return (_OUTSIDE if self._mpi.UNDEFINED in ranks else min(ranks)), _digest_of(ranks)
 
     def _tell(self, invitation: dict[str, str] | None) -> dict[str, str]:
         """What rank 0 says, on all ranks."""
@@ -248,6 +250,10 @@ def mpi_threads_supported() -> bool | None:
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return None
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+def _digest_of(ranks: Sequence[int]) -> bytes:
+    return hashlib.sha256(repr(sorted(ranks)).encode()).digest()
 
 
 def _host_digest(environ: Mapping[str, str]) -> bytes:

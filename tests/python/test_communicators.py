@@ -95,6 +95,9 @@ tell(world.rank, mine.ranks, *ids, *sums)
     assert told == ["0 [0, 2] 1 3 2 3", "1 [1] 2 3 1", "2 [0, 2] 1 3 2", "3 None None 3 3"]
 
 
+OVERLAP = "give communicators that overlap. All ranks need theirs in the same order."
+
+
 @pytest.mark.parametrize(
     ("sets", "told"),
     [
@@ -105,7 +108,7 @@ tell(world.rank, mine.ranks, *ids, *sums)
         ),
         (
             "[hvd.ProcessSet(both if world.rank else MPI.COMM_SELF)]",
-            "init: process_sets[0]: ranks [0, 1] give communicators that overlap.",
+            f"init: process_sets[0]: ranks [0, 1] {OVERLAP}",
         ),
     ],
 )
@@ -115,6 +118,23 @@ both = world.Split(0, -world.rank)
 tell(told_by(lambda: hvd.init(world, process_sets={sets})))
 """
     assert call(2, program) == [f"ValueError: {told}"] * 2
+
+
+def test_sets_in_another_order_are_not_taken_for_each_other() -> None:
+    """Rank 0's row and rank 2's column have the same lowest rank and the same size."""
+    told = call(
+        4,
+        """
+columns = hvd.ProcessSet(world.Split(world.rank % 2))
+rows = hvd.ProcessSet(world.Split(world.rank // 2))
+sets = [columns, rows] if world.rank else [rows, columns]
+tell(told_by(lambda: hvd.init(world, process_sets=sets)))
+hvd.init(world, process_sets=[columns, rows])
+tell(world.rank, columns.ranks, rows.ranks)
+""",
+    )
+    sets = ["0 [0, 2] [0, 1]", "1 [1, 3] [0, 1]", "2 [0, 2] [2, 3]", "3 [1, 3] [2, 3]"]
+    assert told == [*sets, *[f"ValueError: init: process_sets[0]: ranks [0, 2] {OVERLAP}"] * 4]
 
 
 def test_a_communicator_that_is_not_the_jobs_is_refused() -> None:
