@@ -274,7 +274,9 @@ def _check_comm(comm: Any, size: int) -> None:
     try:
         ranks = list(comm)
     except TypeError:
-        raise ValueError(f"init: comm must be None or the list of all ranks, got {comm!r}.") from None
+        raise ValueError(
+            f"init: comm must be None, the list of all ranks or a communicator of mpi4py, got {comm!r}."
+        ) from None
     if ranks != list(range(size)):
         raise ValueError(
             f"init: comm={ranks}: expected all ranks, 0 to {size - 1}. "

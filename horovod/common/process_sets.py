@@ -87,7 +87,7 @@ class ProcessSet:
 
 def is_communicator(value: Any) -> bool:
     """Whether it is a communicator of mpi4py, which need not be installed."""
-    return hasattr(value, "Get_rank")
+    return hasattr(value, "Is_inter")  # groups and windows have ranks and sizes too
 
 
 def _ints_only(values: Iterable[Any]) -> Iterable[Any]:

@@ -150,6 +150,13 @@ tell(world.rank, outside, hvd.size() if hvd.is_initialized() else "")
 hvd.shutdown()
 inter = MPI.COMM_SELF.Create_intercomm(0, world, 1 - world.rank)
 tell(told_by(lambda: hvd.init(inter)))
+group = world.Get_group()
+for refuses, expected in (
+    (lambda: hvd.init(group), "init: comm must be None, the list of all ranks or a communicator of mpi4py, got "),
+    (lambda: hvd.ProcessSet(group), "ProcessSet: expected a list of ranks, got "),
+):
+    error = told_by(refuses)
+    assert error is not None and error.startswith("ValueError: " + expected), error
 MPI.Finalize()
 tell(told_by(lambda: hvd.init(MPI.COMM_WORLD)))
 hvd.init()
