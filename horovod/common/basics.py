@@ -61,7 +61,11 @@ class HorovodBasics:
             if self.is_initialized():
                 _name_sets_again(process_sets, _process.identity)
                 return
-            _start(comm, process_sets)
+            try:
+                _start(comm, process_sets)
+            except BaseException:  # also Ctrl-C when the engine runs already, and rank 0 sees off the last host
+                self.shutdown()
+                raise
 
     def shutdown(self) -> None:
         """Leaves the job. Pending operations fail, here and on the other ranks; init may be called again."""

@@ -1,5 +1,6 @@
 """init and shutdown, again and again, leave nothing in the process."""
 
+import contextlib
 import gc
 import os
 import select
@@ -7,13 +8,16 @@ import signal
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from ranks import run_ranks, wait_for_output
 
 import horovod.numpy as hvd
+from horovod.common.rendezvous import meeting
 
 
 def resources() -> dict[str, int]:
@@ -93,6 +97,29 @@ def init_in_threads() -> bool:
 
 def test_threads_may_init_at_the_same_time() -> None:
     assert run_ranks(2, init_in_threads) == [True, True]
+
+
+def interrupted_at_the_end() -> bool:
+    """Ctrl-C when the engine runs, and what the meeting needed is closed."""
+    real = meeting.meet
+
+    @contextlib.contextmanager
+    def interrupted(*arguments: Any) -> Iterator[meeting.Meeting]:
+        with real(*arguments) as met:
+            yield met
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(meeting, "meet", interrupted)
+        hvd.init()
+    runs = hvd.is_initialized()
+    hvd.init()
+    hvd.barrier()
+    return runs
+
+
+def test_init_that_is_interrupted_at_its_end_leaves_no_engine_behind() -> None:
+    assert run_ranks(2, interrupted_at_the_end) == [False, False]
 
 
 def interrupt_after(warning: str) -> None:
