@@ -158,8 +158,16 @@ def call_mpirun(
         call += [] if name in call else [name, value]
     # The key by name only: nobody sees it on a command line.
     call += ["-x", "HOROVOD_SECRET_KEY"] if key else []
-    words = [f"HOROVOD_SECRET_KEY={key}", *call, sys.executable, "-P", "-c", program]
+    words = [own_folder(cluster), f"HOROVOD_SECRET_KEY={key}", *call, sys.executable, "-P", "-c", program]
     return start_mpirun(cluster["h1"].command(["env", *words]))
+
+
+def own_folder(cluster: Machines) -> str:
+    """Has mpirun keep its files with those of the machines, as a word of its environment.
+
+    Their usual place goes by host name and pid, which the machines of another test have too.
+    """
+    return f"PRTE_MCA_prte_tmpdir_base={cluster.folder}"
 
 
 def start_mpirun(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from documents import blocks, file_of
-from launchers import PAGE, REPORT, call_mpirun, found_out_by_meeting, mpirun_program, start_mpirun
+from launchers import PAGE, REPORT, call_mpirun, found_out_by_meeting, mpirun_program, own_folder, start_mpirun
 from machines import Machines, machines
 
 
@@ -55,7 +55,7 @@ def test_the_commands_of_the_page_run_as_they_stand(cluster: Machines, tmp_path:
         "where.py": [f"rank {rank} on h{rank // 2 + 1}: 4 ranks" for rank in range(4)],
         "with_mpi.py": [f"rank {rank} of 4: its half sums up to {2 * (1 + rank % 2)}" for rank in range(4)],
     }
-    root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+    root = f"OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 '{own_folder(cluster)}'"
     path = f"PATH='{mpirun_program().parent}':$PATH"
     for command, (script, told) in zip(commands, tell.items(), strict=True):
         assert script in command
