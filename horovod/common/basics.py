@@ -190,7 +190,9 @@ def _identity() -> Identity:
 def _start(comm: Any, asked_for: Any) -> None:
     from horovod.common.rendezvous.meeting import meet  # here: 32 of the 200 ms of `import horovod.torch`
 
-    environ = schedulers.complete(os.environ)
+    environ: Mapping[str, str] = os.environ
+    if not process_sets.is_communicator(comm):  # which says who this process is, whatever a launcher says
+        environ = schedulers.complete(environ)
     tunables = read_tunables(environ)
     sets = process_sets.static_sets(asked_for)
     if process_sets.is_communicator(comm) or any(entry.mpi_comm is not None for entry in sets):

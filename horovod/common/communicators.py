@@ -97,11 +97,12 @@ class World:
             ValueError: MPI does not know the processes that were started.
             HorovodInternalError: Not all ranks came, or rank 0 can't be reached.
         """
-        started = read("HOROVOD_SIZE", schedulers.complete(environ)) or 1
-        if started > 1 and self._mpi.COMM_WORLD.Get_size() == 1:
+        # Only who seems to be alone needs to know what another launcher has started.
+        started = schedulers.complete(environ) if self._mpi.COMM_WORLD.Get_size() == 1 else {}
+        if (read("HOROVOD_SIZE", started) or 1) > 1:
             raise ValueError(
-                f"init(comm=...): {started} processes were started, but MPI knows of one, this. Start the script with "
-                "mpirun, or leave comm out: horovodrun needs no MPI."
+                f"init(comm=...): {read('HOROVOD_SIZE', started)} processes were started, but MPI knows of one, this. "
+                "Start the script with mpirun, or leave comm out: horovodrun needs no MPI."
             )
         hosts = self._gather(_host_digest(environ))
         own_host = hosts[self.rank]

@@ -174,6 +174,12 @@ tell(told_by(hvd.mpi_threads_supported))
     ]
 
 
+def test_nothing_else_has_to_say_who_the_ranks_are() -> None:
+    variables = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    told = call(2, "hvd.init(world)\ntell(hvd.rank(), total())", **dict.fromkeys(variables, "unknown"))
+    assert told == ["0 1", "1 1"]
+
+
 def test_mpi_has_to_be_initialized() -> None:
     told = call(
         2,
