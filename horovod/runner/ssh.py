@@ -16,7 +16,6 @@ from horovod import __version__
 
 AGENT = ("-P", "-m", "horovod.runner.agent")  # -P: not what happens to lie in the home directory.
 _SSH_FAILED = 255
-_SHELL_FOUND_NOTHING = (126, 127)
 _SHOWN_LINES = 6
 
 # Never ask, since nobody could answer; take part in an existing shared connection, but leave none behind; and whatever
@@ -72,8 +71,8 @@ def remote_agent_command(host: str, options: SshOptions) -> list[str]:
     ]
 
 
-# What ssh says -> what it means, and what to do. {host}, {test}, {python} and {version} are filled in.
-_MEANINGS = (
+# What is said -> what it means, and what to do. {host}, {test}, {python} and {version} are filled in.
+_SAID_BY_SSH = (
     (
         ("Could not resolve hostname",),
         "its name is not known. Is it spelt right, and in DNS, /etc/hosts or ~/.ssh/config?",
@@ -94,6 +93,8 @@ _MEANINGS = (
         ("timed out", "No route to host", "Network is unreachable"),
         "it can't be reached by ssh. Is it up, and does no firewall stand between? Try: {test}",
     ),
+)
+_SAID_BY_PYTHON = (
     (
         ("No module named 'horovod'", "No module named horovod", "No module named 'psutil'"),
         "Horovod is not installed for {python} there. Install the version of this machine: "
@@ -108,6 +109,12 @@ _MEANINGS = (
         "its {python} is older than 3.11, which Horovod needs.",
     ),
 )
+_SAID_BY_SHELL = {  # By exit code.
+    126: "{python}, the Python that runs horovodrun here, can't be run there. All hosts need Python and Horovod at the "
+    "same path, and the user that ssh logs in as must be allowed to use them.",
+    127: "there is no {python}, the Python that runs horovodrun here. All hosts need Python and Horovod at the same "
+    "path.",
+}
 
 
 def explain(host: str, options: SshOptions, code: int | None, stderr: str, noise: str) -> str:
@@ -124,12 +131,11 @@ def explain(host: str, options: SshOptions, code: int | None, stderr: str, noise
         One line with the reason and what to do, and lines with what was heard.
     """
     words = {"host": host, "test": options.test_command(host), "python": sys.executable, "version": __version__}
-    meaning = next((text for signs, text in _MEANINGS if any(sign in stderr for sign in signs)), None)
-    if meaning is None and code in _SHELL_FOUND_NOTHING:
-        meaning = (
-            "there is no {python}, the Python that runs horovodrun here. All hosts need Python and Horovod at the same "
-            "path."
-        )
+    meaning = None if code is None else _SAID_BY_SHELL.get(code)
+    if meaning is None:
+        # The words of ssh count only if it is ssh that failed: a banner may have "timed out" in it as well.
+        known = [*(_SAID_BY_SSH if code in (None, _SSH_FAILED) else ()), *_SAID_BY_PYTHON]
+        meaning = next((text for signs, text in known if any(sign in stderr for sign in signs)), None)
     if meaning is None and code == _SSH_FAILED:
         meaning = "ssh failed. Try: {test}"
     if meaning is None:

@@ -115,6 +115,23 @@ def test_a_host_without_this_python(cluster: Machines) -> None:
     assert f"  h2: there is no {sys.executable}, the Python that runs horovodrun here." in err
 
 
+def test_a_host_whose_python_can_not_be_run(cluster: Machines, tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("")
+    with cluster["h2"].mounted(str(tmp_path / "python"), str(Path(sys.executable).resolve())):
+        err = refused(cluster)
+    assert f"  h2: {sys.executable}, the Python that runs horovodrun here, can't be run there." in err
+    assert "Permission denied" in err
+
+
+def test_a_banner_is_not_taken_for_the_reason(cluster: Machines, tmp_path: Path) -> None:
+    (tmp_path / "banner").write_text("Idle sessions are timed out. Others get: Permission denied.\n")
+    packages = sysconfig.get_path("purelib")
+    with cluster["h2"].with_sshd_options(f"Banner {tmp_path}/banner"), cluster["h2"].mounted("tmpfs", packages):
+        err = refused(cluster)
+    assert "Idle sessions" in err
+    assert f"  h2: Horovod is not installed for {sys.executable} there." in err
+
+
 def older_python() -> str:
     names = [f"python3.{minor}" for minor in range(10, 5, -1)]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
