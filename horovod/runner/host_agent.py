@@ -19,6 +19,9 @@ from horovod.runner.supervisor import signal_name
 _MAX_STDERR = 8 << 10
 # How long the process may take to end after its output has.
 _EXIT_SECONDS = 3.0
+# How long ssh may take to end once nothing is left there: it waits for whatever else holds the session's output, say an
+# ssh-agent that a login script has started.
+_GOODBYE_SECONDS = 1.0
 
 
 class AgentEvents(Protocol):
@@ -131,6 +134,7 @@ class HostAgent:
         if kind is Kind.DONE:
             self.done = True
             self.hang_up_gently()
+            self._loop.at(time.monotonic() + _GOODBYE_SECONDS, self.hang_up)
         elif kind is not Kind.ALIVE:
             self.greeted = True
             self._events.on_frame(self, kind, body)

@@ -187,6 +187,15 @@ def test_what_a_login_shell_says_is_no_trouble(cluster: Machines) -> None:
     assert (code, out, err) == (0, "[0]<stdout>:hello\n", "")
 
 
+def test_what_a_login_shell_leaves_behind_does_not_delay_the_end(cluster: Machines) -> None:
+    left_behind = 'ForceCommand sleep 12 & eval "$SSH_ORIGINAL_COMMAND"'
+    with cluster["h2"].with_sshd_options(left_behind):
+        started = time.monotonic()
+        code, out, err = cluster.horovodrun("-np", "1", "-H", "h2", *HELLO)
+    assert (code, out, err) == (0, "[0]<stdout>:hello\n", "")
+    assert time.monotonic() - started < 8
+
+
 def test_a_login_shell_that_does_something_else(cluster: Machines) -> None:
     with cluster["h2"].with_sshd_options("ForceCommand echo 'This account is currently not available.'; exit 1"):
         err = refused(cluster, hosts="h2")
