@@ -21,6 +21,7 @@
     ssh.py           how an agent is started on another host, and what it means if that fails
     reachability.py  which addresses of a host can be reached from the others
     reach_map.py     which of them are used
+    open_files.py    how many files a launcher may have open
     process_tree.py  finding, signalling and reaping every descendant of a process
     forwarding.py    lines of workers -> prefixed lines of the launcher
     sink.py          writing to a launcher stream that may be slow or gone

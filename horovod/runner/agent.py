@@ -20,7 +20,7 @@ from horovod import __version__
 from horovod.common.rendezvous.addresses import own_addresses
 from horovod.common.rendezvous.encoding import ProtocolError
 from horovod.common.rendezvous.loop import READ, Loop
-from horovod.runner import process_tree
+from horovod.runner import open_files, process_tree
 from horovod.runner.agent_frames import (
     MARK,
     Fields,
@@ -255,6 +255,7 @@ def main() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
+    open_files.allow_many()
     process_tree.become_subreaper()
     process_tree.set_process_name("horovod-agent")
     code = 1

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from horovod.common.rendezvous.loop import READ, Loop
-from horovod.runner import process_tree
 from horovod.runner.agent_frames import FramePipe, Kind, encode_fields
 from horovod.runner.heartbeat import Heartbeat
-from horovod.runner.local_crew import take_over
+from horovod.runner.local_crew import begin_child, take_over
 from horovod.runner.ssh import SshOptions, explain, local_agent_command, remote_agent_command
 from horovod.runner.supervisor import signal_name
 
@@ -72,7 +71,7 @@ class HostAgent:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=lambda: process_tree.die_with_parent(parent),  # noqa: PLW1509
+            preexec_fn=lambda: begin_child(parent),  # noqa: PLW1509
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._pipe = FramePipe(

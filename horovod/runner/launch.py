@@ -202,7 +202,7 @@ def run_job(args: argparse.Namespace, payload: bytes | None = None, results_fd: 
     Raises:
         UsageError: It can't be started as described.
     """
-    from horovod.runner import job
+    from horovod.runner import job, open_files
     from horovod.runner.supervisor import run_supervised
 
     def tell(text: str) -> None:
@@ -221,6 +221,7 @@ def run_job(args: argparse.Namespace, payload: bytes | None = None, results_fd: 
     exported = options.exported_variables(args)
     for variable, value in exported.items():
         tell(f"Setting {variable}={value}.")
+    open_files.allow_many()
     plan = job.JobPlan(
         command=args.command,
         slots=slots,

@@ -18,7 +18,7 @@ from collections.abc import Set
 from typing import IO
 
 from horovod.common.rendezvous.loop import READ, Loop, Timer
-from horovod.runner import process_tree
+from horovod.runner import open_files, process_tree
 from horovod.runner.crew import CrewEvents, Stream, Task, Work
 
 READ_BYTES = 64 << 10
@@ -132,7 +132,7 @@ class LocalCrew:
                 start_new_session=True,
                 pass_fds=passed,
                 # Safe here: this process has a single thread until the first output is forwarded.
-                preexec_fn=lambda: process_tree.die_with_parent(parent),  # noqa: PLW1509
+                preexec_fn=lambda: begin_child(parent),  # noqa: PLW1509
             )
         assert process.stdout is not None and process.stderr is not None
         self._adopt_stream(task.rank, Stream.STDOUT, take_over(process.stdout))
@@ -173,6 +173,12 @@ class LocalCrew:
         self._loop.forget(fd)
         os.close(fd)
         self._events.on_closed(rank, stream)
+
+
+def begin_child(parent: int) -> None:
+    """What a process that we start does between fork and exec."""
+    process_tree.die_with_parent(parent)
+    open_files.allow_as_before()
 
 
 def take_over(pipe: IO[bytes]) -> int:

@@ -317,6 +317,14 @@ def test_what_workers_leave_behind_ends_with_the_job(tmp_path: Path) -> None:
         assert launcher.finish() == (0, "", "")
 
 
+def test_a_low_limit_of_open_files_does_not_limit_the_job_and_stays_that_of_the_workers(tmp_path: Path) -> None:
+    limited = ["sh", "-c", 'ulimit -Sn 40 && exec "$@"', "sh"]
+    job = ["-np", "24", "--output-filename", str(tmp_path / "logs"), "sh", "-c", "ulimit -Sn"]
+    done = subprocess.run([*limited, *HOROVODRUN, *job], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank}]<stdout>:40" for rank in range(24))
+
+
 def test_a_program_that_can_not_be_executed(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF no program at all")
