@@ -83,6 +83,7 @@ class Job:
         self._pids: dict[int, int] = {}  # By rank.
         self._left = {slot.rank for slot in plan.slots}  # Those that have not ended.
         self._streams: dict[tuple[int, Stream], WorkerStream] = {}
+        self._lossy: set[Stream] = set()  # Those of the launcher's streams whose losses have been told.
         self._culprit: _Culprit | None = None
         self._exit_code = 0
         self._ending = False
@@ -110,6 +111,7 @@ class Job:
         while not self._crew.is_gone():
             self._loop.step(self._next_quiet())
             self._show_pending()
+            self._tell_losses()
             self._crew.pause({stream for stream, screen in self._screens.items() if screen.sink.is_full()})
         self._crew.read_what_is_left()
         for stream in self._streams.values():
@@ -119,6 +121,8 @@ class Job:
         for screen in self._screens.values():
             screen.end_row()
         self._flush()
+        if self._tell_losses():
+            self._flush()
         return self._exit_code
 
     # ---- What the crew tells ----------------------------------------------------------------------------------------
@@ -236,6 +240,16 @@ class Job:
         for stream in self._streams.values():
             if stream.quiet_at is not None and stream.quiet_at <= now:
                 stream.show_pending()
+
+    def _tell_losses(self) -> bool:
+        """Tells, once for each stream, that something could not be written; True if it was news."""
+        lossy = {stream for stream, screen in self._screens.items() if screen.sink.loss}
+        news = lossy - self._lossy
+        self._lossy = lossy
+        for stream in news:
+            reason = self._screens[stream].sink.loss
+            self._say(f"horovodrun: output is lost, since {stream.name.lower()} can't be written: {reason}")
+        return bool(news)
 
     def _flush(self) -> None:
         """Wait until all is written, unless nobody waits for it any more."""

@@ -3,11 +3,13 @@
 The stream is shared with other processes, so it can't be made non-blocking; a thread does the blocking writes, and
 the job's loop goes on watching workers and signals whatever the reader does. What is queued is bounded: when a sink
 is full, the loop stops reading the workers' output, and they wait as they would for any slow pipe. A reader that has
-gone (`horovodrun ... | head`) is not an error: what follows is thrown away, and the job goes on.
+gone (`horovodrun ... | head`) is not an error: what follows is thrown away, and the job goes on. It also goes on if the
+disk is full; what finds no room is lost, and that is to be told.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
@@ -18,10 +20,15 @@ WRITE_BYTES = 64 << 10
 
 
 class Sink:
-    """A queue of bytes for one file descriptor, written by a thread of its own."""
+    """A queue of bytes for one file descriptor, written by a thread of its own.
+
+    Attributes:
+        loss: Why something could not be written, though nobody has gone; `wake` is called when it is set.
+    """
 
     def __init__(self, fd: int, wake: Callable[[], None]) -> None:
         """Write to `fd`; `wake` is called from the thread once a full or awaited queue has emptied."""
+        self.loss = ""
         self._fd = fd
         self._wake = wake
         self._chunks: deque[bytes] = deque()
@@ -84,8 +91,12 @@ class Sink:
                 data = data[os.write(self._fd, data) :]
             except BlockingIOError:  # Somebody else made the stream non-blocking.
                 _wait_until_writable(self._fd)
-            except OSError:
-                return False
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    return False
+                self.loss = error.strerror or str(error)
+                self._wake()
+                return True  # There may be room again for what comes later.
         return True
 
 

@@ -171,6 +171,17 @@ def test_a_reader_that_has_gone_does_not_disturb_the_workers(tmp_path: Path) -> 
     assert len(list(tmp_path.glob("done*"))) == 2
 
 
+def test_output_that_finds_no_room_is_lost_but_told_and_the_job_goes_on(tmp_path: Path) -> None:
+    limited = 'trap \'\' XFSZ; ulimit -f 1; exec "$@" > "$0"'  # One block, of 512 or 1024 bytes.
+    job = ["-np", "1", *script("for i in range(1000): print(f'line {i:3}')\nprint('done', file=sys.stderr)")]
+    done = subprocess.run(
+        ["sh", "-c", limited, str(tmp_path / "log"), *HOROVODRUN, *job], capture_output=True, text=True, check=False
+    )
+    told = "horovodrun: output is lost, since stdout can't be written: File too large"
+    assert (done.returncode, sorted(done.stderr.splitlines())) == (0, ["[0]<stderr>:done", told])
+    assert (tmp_path / "log").read_text().startswith("[0]<stdout>:line   0\n")
+
+
 def test_a_reader_that_does_not_read_keeps_nobody_from_seeing_a_failure(tmp_path: Path) -> None:
 
     # Rank 0 fills everything up to the pipe that nobody reads; then rank 1 fails.
