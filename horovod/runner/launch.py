@@ -10,6 +10,7 @@ import argparse
 import math
 import os
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -236,6 +237,14 @@ def run_job(args: argparse.Namespace, payload: bytes | None = None, results_fd: 
     return run_supervised(lambda pidfd, mask: job.Job(plan, make_crew, pidfd, mask).run())
 
 
+def begin_process() -> None:
+    """What a launcher does before anything else."""
+    _open_closed_streams()
+    # Until the supervisor takes signals over, Ctrl-C just ends us: no traceback, and no waiting for a slow name server.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _open_closed_streams() -> None:
     """Put /dev/null where a standard stream is closed: other files would take its number."""
     for fd in (0, 1, 2):
@@ -247,7 +256,7 @@ def _open_closed_streams() -> None:
 
 def run_commandline() -> None:
     """Be `horovodrun`; ends the process."""
-    _open_closed_streams()
+    begin_process()
     try:
         args = parse_args()
         if args.version:

@@ -15,8 +15,9 @@ PIECE = struct.Struct(">II")
 def main() -> None:
     """Be the launcher; ends the process."""
     from horovod.runner.errors import UsageError
-    from horovod.runner.launch import parse_args, run_job
+    from horovod.runner.launch import begin_process, parse_args, run_job
 
+    begin_process()
     results_fd = int(sys.argv[1])
     payload = sys.stdin.buffer.read()
     try:

@@ -263,6 +263,15 @@ print('interrupts:', len(got))
         assert launcher.living() == []
 
 
+def test_an_interrupt_before_the_job_has_begun_ends_the_launcher_without_a_traceback(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    os.mkfifo(hosts)
+    # The file is open once the launcher has opened it too; it gets nothing to read.
+    with Launcher("-np", "1", "--hostfile", str(hosts), "true") as launcher, hosts.open("w"):
+        launcher.process.send_signal(signal.SIGINT)
+        assert launcher.finish() == (-signal.SIGINT, "", "")
+
+
 # A worker whose children are as hard to find as can be: one in the worker's group, one in a session of its own, and one
 # that forked twice and so has no parent left. All ignore SIGTERM.
 FAMILY = script(
