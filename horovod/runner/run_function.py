@@ -162,7 +162,7 @@ def _run_job(arguments: Sequence[str], payload: bytes, size: int) -> list[Any]:
             stdout=None if own else subprocess.PIPE,
             stderr=None if own else subprocess.PIPE,
             pass_fds=[write_end],
-            # Ctrl-C is for us, and we hand it on once.
+            # Ctrl-C is for us, and we hand it on.
             start_new_session=True,
         )
     except BaseException:
@@ -183,14 +183,24 @@ def _run_job(arguments: Sequence[str], payload: bytes, size: int) -> list[Any]:
             process.stdin.write(payload)
             process.stdin.close()
         code = process.wait()
-    except BaseException:
-        process.send_signal(signal.SIGINT)
-        process.wait()
+    except BaseException as error:
+        _end(process, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
         raise
     finally:
         for pump in pumps:
             pump.join()
     return _values(records, code, size)
+
+
+def _end(process: subprocess.Popen[bytes], signum: int) -> None:
+    """Has the launcher end the job, and waits for that; each further Ctrl-C is handed on: the second kills at once."""
+    while True:
+        try:
+            process.send_signal(signum)
+            process.wait()
+            return
+        except KeyboardInterrupt:
+            signum = signal.SIGINT
 
 
 def _pump(pipe: IO[bytes], stream: IO[str]) -> None:

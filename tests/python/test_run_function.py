@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,49 @@ def test_nothing_is_left_when_the_caller_is_interrupted_or_killed(signum: int, t
         caller.send_signal(signum)
         assert caller.wait(30) == (42 if signum == signal.SIGINT else -signal.SIGKILL)
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the workers are gone", 30)
+
+
+def caller_of_stubborn_ranks(tmp_path: Path, *, ignore_interrupts: bool) -> subprocess.Popen[bytes]:
+    """A program whose SIGTERM raises SystemExit(43), and that runs a function which does not heed SIGINT."""
+    program = """
+import os, signal, sys, time
+import horovod
+
+def leave(*_):
+    sys.exit(43)
+
+def wait(path):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    open(path, "w").close()
+    time.sleep(100)
+
+signal.signal(signal.SIGTERM, leave)
+if sys.argv[2] == "True":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # As in a background job of a script.
+horovod.run(wait, (sys.argv[1],))
+"""
+    arguments = [sys.executable, "-P", "-c", program, str(tmp_path / "runs"), str(ignore_interrupts)]
+    caller = subprocess.Popen(arguments, stderr=subprocess.PIPE)
+    wait_until((tmp_path / "runs").exists, "the function runs")
+    return caller
+
+
+def test_an_exception_in_the_caller_ends_the_job(tmp_path: Path) -> None:
+    with caller_of_stubborn_ranks(tmp_path, ignore_interrupts=True) as caller:
+        caller.send_signal(signal.SIGTERM)
+        assert caller.wait(20) == 43
+
+
+def test_a_second_interrupt_of_the_caller_kills_the_job_at_once(tmp_path: Path) -> None:
+    with caller_of_stubborn_ranks(tmp_path, ignore_interrupts=False) as caller:
+        caller.send_signal(signal.SIGINT)
+        assert caller.stderr is not None
+        while b"received and sent to the workers" not in caller.stderr.readline():
+            pass
+        interrupted = time.monotonic()
+        caller.send_signal(signal.SIGINT)
+        assert caller.wait(20) == -signal.SIGINT
+        assert time.monotonic() - interrupted < 4  # The grace time is 5 seconds.
 
 
 def test_ranks_are_waited_for_as_long_as_the_caller_says() -> None:
