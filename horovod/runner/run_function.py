@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import platform
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
+_SHOWN = 8
 _ELASTIC = "elastic training is not available in this version"
 
 
@@ -151,7 +153,7 @@ def _pickled_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
 
 def _run_job(arguments: Sequence[str], payload: bytes, size: int) -> list[Any]:
     """Runs the launcher and collects what the ranks say."""
-    results, write_end = os.pipe2(os.O_CLOEXEC)
+    results, write_end = _pipe()
     pumps: list[threading.Thread] = []
     try:
         # A notebook's standard streams are no files: what comes is written to them here.
@@ -190,6 +192,17 @@ def _run_job(arguments: Sequence[str], payload: bytes, size: int) -> list[Any]:
         for pump in pumps:
             pump.join()
     return _values(records, code, size)
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe whose ends are no standard streams, also where those are closed."""
+    low = os.pipe2(os.O_CLOEXEC)
+    try:
+        read_end, write_end = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in low)
+    finally:
+        for fd in low:
+            os.close(fd)
+    return read_end, write_end
 
 
 def _end(process: subprocess.Popen[bytes], signum: int) -> None:
@@ -244,6 +257,13 @@ def _values(records: Mapping[int, bytearray], code: int, size: int) -> list[Any]
         raise RuntimeError(
             f"horovod.run: rank {rank} of {size} failed: {outcome.error}\n\nOn rank {rank}:\n{outcome.traceback}"
         ) from cause
-    if code != 0 or len(outcomes) < size:
+    if code != 0:
         raise RuntimeError(f"horovod.run: the job ended with exit code {code}; what it wrote says more.")
+    missing = [str(rank) for rank in range(size) if rank not in outcomes]
+    if missing:
+        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        raise RuntimeError(
+            f"horovod.run: no value came from {len(missing)} of {size} ranks ({shown}): their processes ended with "
+            "exit code 0 before the function had returned. Does it call os._exit?"
+        )
     return [pickle.loads(outcomes[rank].value or b"") for rank in range(size)]

@@ -92,6 +92,8 @@ def test_a_rank_that_is_killed_or_exits(capfd: pytest.CaptureFixture[str]) -> No
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
         horovod.run(lambda: sys.exit(3))
     assert horovod.run(lambda: sys.exit(0)) == [None]
+    with pytest.raises(RuntimeError, match=r"no value came from 1 of 2 ranks \(1\): .* exit code 0 before"):
+        horovod.run(lambda: os._exit(0) if os.environ["HOROVOD_RANK"] == "1" else 5, num_proc=2)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,18 @@ def test_nothing_is_left_when_the_caller_is_interrupted_or_killed(signum: int, t
         caller.send_signal(signum)
         assert caller.wait(30) == (42 if signum == signal.SIGINT else -signal.SIGKILL)
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the workers are gone", 30)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_the_caller_s_standard_streams_may_be_closed(closed: str, tmp_path: Path) -> None:
+    program = """
+import horovod, sys
+values = horovod.run(lambda: print("here") or print("there", file=sys.stderr) or 5, num_proc=2)
+open(sys.argv[1], "w").write(str(values))
+"""
+    call = [sys.executable, "-P", "-c", program, str(tmp_path / "values")]
+    subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *call], check=True)
+    assert (tmp_path / "values").read_text() == "[5, 5]"
 
 
 def caller_of_stubborn_ranks(tmp_path: Path, *, ignore_interrupts: bool) -> subprocess.Popen[bytes]:
