@@ -16,6 +16,8 @@ _HOSTFILE_LINE = re.compile(
     r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?:\s+slots\s*=\s*(?P<slots>[0-9]{1,9}))?"
 )
 
+_AS_NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV  # With the interface of a link-local address.
+
 
 @dataclass(frozen=True)
 class Host:
@@ -102,16 +104,16 @@ def parse_hostfile(path: str) -> list[Host]:
     return _merge(hosts)
 
 
-def _is_address_of_this_machine(family: int, address: tuple[object, ...]) -> bool:
-    """Whether a socket can be bound to an address, which is so exactly if an interface here holds it."""
-    if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
-        return False
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address[0], 0, *address[2:]))
-    except OSError:
-        return False
-    return True
+def _is_address_of_this_machine(address: str) -> bool:
+    """Whether an interface here holds an address; that a socket can be bound to it says less (ip_nonlocal_bind)."""
+    import psutil
+
+    wanted = ipaddress.ip_address(address)
+    return wanted.is_loopback or any(
+        entry.family in (socket.AF_INET, socket.AF_INET6) and ipaddress.ip_address(entry.address) == wanted
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+    )
 
 
 def is_local(name: str) -> bool:
@@ -122,7 +124,7 @@ def is_local(name: str) -> bool:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return False
-    return any(_is_address_of_this_machine(family, address) for family, _, _, _, address in found)
+    return any(_is_address_of_this_machine(socket.getnameinfo(address, _AS_NUMBERS)[0]) for *_, address in found)
 
 
 def assign_slots(hosts: Sequence[Host], size: int) -> list[Slot]:

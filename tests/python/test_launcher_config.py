@@ -7,6 +7,7 @@ import re
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 from launching import run, script
 
@@ -273,6 +274,8 @@ def test_ranks_go_host_by_host_and_cross_ranks_count_hosts_with_that_local_rank(
 
 def test_this_machine_under_all_its_names() -> None:
     addresses = ["127.0.0.1", "127.0.0.2", "localhost", "LOCALHOST", "::1", socket.gethostname()]
+    held = [entry for entries in psutil.net_if_addrs().values() for entry in entries]
+    addresses += [entry.address for entry in held if entry.family in (socket.AF_INET, socket.AF_INET6)]
     for name in addresses:
         assert is_local(name), name
     assert not is_local("192.0.2.1")

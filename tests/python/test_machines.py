@@ -67,6 +67,17 @@ def test_ranks_are_given_out_host_by_host_and_no_more_hosts_are_used_than_needed
     ]
 
 
+def test_a_machine_that_may_bind_to_addresses_of_others_knows_its_own(cluster: Machines) -> None:
+    setting = "net.ipv4.ip_nonlocal_bind"  # As where a service moves from machine to machine with its address.
+    cluster["h1"].run(f"sysctl -qw {setting}=1")
+    try:
+        code, out, err = cluster.horovodrun("-np", "2", "-H", "10.77.0.1,10.77.0.2", "uname", "-n")
+    finally:
+        cluster["h1"].run(f"sysctl -qw {setting}=0")
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[0]<stdout>:h1", "[1]<stdout>:h2"]
+
+
 def test_a_job_of_one_other_machine_needs_no_server(cluster: Machines) -> None:
     code, out, err = cluster.horovodrun("-np", "2", "-H", "h3:2", *ADD)
     assert code == 0, err
