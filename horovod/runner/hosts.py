@@ -85,7 +85,7 @@ def parse_hostfile(path: str) -> list[Host]:
         UsageError: The file can't be read or has other lines.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # Some editors begin a file with a mark.
     except OSError as error:
         raise UsageError(f"--hostfile: can't read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -129,8 +129,14 @@ def _check_local(args: argparse.Namespace, is_alone: bool, takes_part: bool) -> 
 
         if find_ssh() is None:
             raise UsageError("there is no ssh on this machine, which leads to other hosts: install OpenSSH's client")
-        if args.ssh_identity_file is not None and not os.access(args.ssh_identity_file, os.R_OK):
-            raise UsageError(f"-i: can't read {args.ssh_identity_file}")
+        # A shell leaves the ~ of --ssh-identity-file=~/key as it is, and so does horovod.run; ssh knows what it means.
+        key = args.ssh_identity_file
+        if key is not None and not os.access(os.path.expanduser(key), os.R_OK):
+            raise UsageError(f"-i: can't read {key}")
+        try:
+            os.getcwd()
+        except OSError as error:
+            raise UsageError(f"the current directory, which the workers are to have too: {error.strerror}") from None
 
 
 def _local_crew(plan: JobPlan, exported: Mapping[str, str], payload: bytes | None) -> MakeCrew:

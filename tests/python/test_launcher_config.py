@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 import socket
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
-from launching import run, script
+from launching import HOROVODRUN, run, script
 
 from horovod.runner.errors import UsageError
 from horovod.runner.hosts import Host, Slot, assign_slots, is_local, parse_hostfile, parse_hosts
@@ -169,6 +170,15 @@ def test_bad_input_gives_one_line_and_exit_code_2(arguments: str, words: str) ->
     assert re.fullmatch(r"horovodrun: .*\n", err) and words in err
 
 
+def test_a_directory_that_is_no_more_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    leave = ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh"]
+    job = [*leave, *HOROVODRUN, "-np", "1", "-H", "192.0.2.1", "true"]
+    done = subprocess.run(job, cwd=tmp_path / "gone", capture_output=True, text=True, check=False)
+    told = "horovodrun: the current directory, which the workers are to have too: No such file or directory\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -251,7 +261,12 @@ def test_hosts_text() -> None:
 def test_hostfile(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# all\nh1 slots=2\n\n  h2   slots = 4  # big\n[::1] slots=1\nh3\n")
-    assert parse_hostfile(str(path)) == [Host("h1", 2), Host("h2", 4), Host("::1", 1), Host("h3", 1)]
+    expected = [Host("h1", 2), Host("h2", 4), Host("::1", 1), Host("h3", 1)]
+    assert parse_hostfile(str(path)) == expected
+    path.write_text(
+        "\ufeffh1 slots=2\r\n\r\nh2 slots=4\r\n[::1]\r\nh3\r\n", newline=""
+    )  # as editors of Windows write it
+    assert parse_hostfile(str(path)) == expected
     for text, words in [("h1 slot=2\n", "line 1"), ("# none\n", "names no host"), ("a\nb slots=0\n", "line 2")]:
         path.write_text(text)
         with pytest.raises(UsageError, match=words):

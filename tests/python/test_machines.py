@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import signal
@@ -146,6 +147,9 @@ def test_a_port_and_a_key_may_be_given(cluster: Machines) -> None:
         with cluster["h2"].with_sshd_options("Port 2222"), cluster["h2"].filtered("tcp dport 22 reject"):
             options = ["-p", "2222", "-i", str(cluster.folder / "user.key")]
             code, out, err = cluster.horovodrun("-np", "1", "-H", "h2", *options, "echo", "hello")
+            assert (code, out) == (0, "[0]<stdout>:hello\n"), err
+            from_home = os.path.relpath(cluster.folder / "user.key", Path.home())
+            code, out, err = cluster.horovodrun("-np", "1", "-H", "h2", *options[:3], f"~/{from_home}", "echo", "hello")
             assert (code, out) == (0, "[0]<stdout>:hello\n"), err
             code, _, err = cluster.horovodrun("-np", "1", "-H", "h2", *options[:2], "echo", "hello")
             assert code == 1
