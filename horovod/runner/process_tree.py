@@ -16,7 +16,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Container
+from collections.abc import Container, Set
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -63,29 +63,39 @@ def _parent_and_group(pid: int) -> tuple[int, int] | None:
     return None if state in (b"Z", b"X") else (int(parent), int(group))
 
 
-def descendants() -> dict[int, int]:
-    """All living descendants of this process.
+def children() -> frozenset[int]:
+    """The living children of this process."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # The usual case: there are none, and nothing has to be searched.
+        return frozenset()
+    return frozenset(pid for pid, parent in descendants().items() if parent == os.getpid())
+
+
+def descendants(spared: Container[int] = ()) -> dict[int, int]:
+    """All living descendants of this process, without those that are spared and what they have started.
 
     Returns:
         Pid to parent pid, parents before their children.
     """
-    children: dict[int, list[int]] = {}
+    by_parent: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (facts := _parent_and_group(int(name))) is not None:
-            children.setdefault(facts[0], []).append(int(name))
+            by_parent.setdefault(facts[0], []).append(int(name))
     found: dict[int, int] = {}
     unvisited = [os.getpid()]
     while unvisited:
         parent = unvisited.pop()
-        for child in children.get(parent, ()):
-            found[child] = parent
-            unvisited.append(child)
+        for child in by_parent.get(parent, ()):
+            if child not in spared:
+                found[child] = parent
+                unvisited.append(child)
     return found
 
 
-def signal_descendants(signum: int, except_groups: Container[int] = ()) -> None:
+def signal_descendants(signum: int, except_groups: Container[int] = (), spared: Container[int] = ()) -> None:
     """Send a signal to every living descendant that is not in one of the given process groups."""
-    for pid, parent in descendants().items():
+    for pid, parent in descendants(spared).items():
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -117,16 +127,19 @@ def reap_orphans(own: Container[int] = ()) -> bool:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
-def kill_descendants() -> list[int]:
+def kill_descendants(spared: Set[int] = frozenset()) -> list[int]:
     """Kill every descendant and wait until none is left.
+
+    Args:
+        spared: Children that are left alone, with all that they have started.
 
     Returns:
         The pids that could not be killed within KILL_SECONDS.
     """
     deadline = time.monotonic() + KILL_SECONDS
-    while reap_orphans():
+    while descendants(spared) if spared else reap_orphans():
         if time.monotonic() > deadline:
-            return list(descendants())
-        signal_descendants(signal.SIGKILL)
+            return list(descendants(spared))
+        signal_descendants(signal.SIGKILL, spared=spared)
         time.sleep(0.005)
     return []

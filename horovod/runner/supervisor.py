@@ -10,7 +10,7 @@ Whoever dies, somebody is left who knows all descendants, because both upper pro
   - The launcher dies, even by SIGKILL: the supervisor holds a pidfd of it, taken before the fork, which becomes
     readable. (A pipe would do as well, but its other end could leak into a worker.) It ends the job and exits.
   - The supervisor dies: the kernel kills the workers (PR_SET_PDEATHSIG) and gives all other descendants to the
-    launcher, which kills them.
+    launcher, which kills them. It leaves alone what were its children before: a shell may have had some.
   - Both are killed at once, say by `pkill -9 -f horovodrun`: the workers die by PR_SET_PDEATHSIG. Processes that the
     workers had started are then on their own; that is the one case that is not covered.
 
@@ -52,6 +52,8 @@ def run_supervised(job: Callable[[int, Set[int]], int]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ignored by our parent, children could not be waited for.
     heeded = heeded_signals()
     worker_mask = signal.pthread_sigmask(signal.SIG_BLOCK, heeded | {signal.SIGCHLD})
+    # Those of the shell that we took the place of: `exec horovodrun`, or the tee of `horovodrun > >(tee log)`.
+    not_ours = process_tree.children()
     launcher_pidfd = os.pidfd_open(os.getpid())
     _flush_standard_streams()
     supervisor = os.fork()
@@ -75,7 +77,7 @@ def run_supervised(job: Callable[[int, Set[int]], int]) -> int:
             file=sys.stderr,
         )
         code = 128 - code
-    process_tree.kill_descendants()
+        process_tree.kill_descendants(spared=not_ours)
     return code
 
 

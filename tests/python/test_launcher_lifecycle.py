@@ -326,6 +326,28 @@ def test_what_workers_leave_behind_ends_with_the_job(tmp_path: Path) -> None:
         assert launcher.finish() == (0, "", "")
 
 
+@pytest.mark.parametrize("victim", ["", "supervisor"])
+def test_what_the_shell_had_started_before_is_not_of_the_job(victim: str, tmp_path: Path) -> None:
+    pid, supervisor = tmp_path / "pid", tmp_path / "supervisor"
+    worker = f"echo $PPID > {supervisor}.new; mv {supervisor}.new {supervisor}; {'sleep 100' if victim else 'true'}"
+    shell = f'sh -c "exec sleep 100" >/dev/null 2>&1 & echo $! > {pid}; exec "$@"'
+    job = ["sh", "-c", shell, "sh", *HOROVODRUN, "-np", "1", "sh", "-c", worker]
+    with subprocess.Popen(job, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as launcher:
+        if victim:
+            wait_until(supervisor.exists, "the worker runs")
+            os.kill(int(supervisor.read_text()), signal.SIGKILL)
+        assert launcher.wait(20) == (137 if victim else 0)
+    os.kill(int(pid.read_text()), signal.SIGKILL)  # It is there.
+
+
+def test_output_may_go_to_a_program_that_the_shell_starts(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = f'"$@" > >(sleep 0.2; cat > {log}.new; mv {log}.new {log}); true'
+    subprocess.run(["bash", "-c", text, "bash", *HOROVODRUN, "-np", "1", "echo", "hello"], check=True)
+    wait_until(log.exists, "the program has got all")
+    assert log.read_text() == "[0]<stdout>:hello\n"
+
+
 def test_a_low_limit_of_open_files_does_not_limit_the_job_and_stays_that_of_the_workers(tmp_path: Path) -> None:
     limited = ["sh", "-c", 'ulimit -Sn 40 && exec "$@"', "sh"]
     job = ["-np", "24", "--output-filename", str(tmp_path / "logs"), "sh", "-c", "ulimit -Sn"]
