@@ -93,6 +93,4 @@ def read_config_file(path: str) -> tuple[dict[str, Any], str | None]:
                 )
             if value is not None:
                 settings[tunable.name] = _setting(path, tunable, value)
-    if settings.get("autotune") is False:  # Switched off: how it would be done does not matter.
-        settings = {name: value for name, value in settings.items() if not name.startswith("autotune_")}
     return settings, controller

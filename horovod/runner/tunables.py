@@ -160,6 +160,9 @@ def check_tunables(args: argparse.Namespace) -> None:
 
 def apply_settings(args: argparse.Namespace, settings: Mapping[str, Any]) -> None:
     """Fill in settings of a configuration file, by attribute, where the command line has none."""
+    tunes = settings.get("autotune") if args.autotune is None else args.autotune
     for name, value in settings.items():
+        if tunes is False and name.startswith("autotune_"):  # Switched off: how it would be done does not matter.
+            continue
         if getattr(args, name) is None:
             setattr(args, name, value)

@@ -90,6 +90,8 @@ def test_an_empty_file_and_null_are_no_settings(tmp_path: Path) -> None:
 def test_switched_off_features_may_be_named(tmp_path: Path) -> None:
     text = "controller: Gloo\nautotune: {enabled: false, warmup_samples: 3}\ntimeline: {mark_cycles: false}\n"
     assert exported("--config-file", config(tmp_path, text), "--no-autotune") == []
+    text = "autotune: {enabled: true, log_file: f, warmup_samples: 3}\n"
+    assert exported("--config-file", config(tmp_path, text), "--no-autotune") == []
 
 
 def test_variables_reach_the_workers_and_the_rest_of_the_environment_stays() -> None:
