@@ -30,6 +30,7 @@ import enum
 import json
 import os
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,7 +45,7 @@ PAYLOAD_BYTES = 1 << 20
 MAX_NOISE = 4 << 10
 _HEADER = struct.Struct(">BI")
 _SOURCE = struct.Struct(">IB")
-_READ_BYTES = 256 << 10
+_READ_BYTES = _WRITE_BYTES = 256 << 10
 
 
 class Kind(enum.IntEnum):
@@ -230,7 +231,11 @@ class FramePipe:
         self._loop, self._read_fd, self._write_fd = loop, read_fd, write_fd
         self._on_frame, self._on_closed = on_frame, on_closed
         self._parser = FrameParser(after_mark)
-        self._outgoing = bytearray()
+        # What is to be sent. Small pieces are put together; large ones are kept as they are, since the launcher sends
+        # the same payload to every agent.
+        self._outgoing: deque[bytes | bytearray] = deque()
+        self._sent = 0  # Of the first.
+        self._unsent = 0  # Of all.
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
         loop.watch(read_fd, READ, lambda _events: self.read())
@@ -245,13 +250,19 @@ class FramePipe:
 
     def send(self, data: bytes) -> None:
         """Sends bytes when there is room."""
-        if self._write_fd >= 0:
-            self._outgoing += data
-            self._flush()
+        if self._write_fd < 0:
+            return
+        last = self._outgoing[-1] if self._outgoing else b""
+        if isinstance(last, bytearray) and len(last) + len(data) <= _WRITE_BYTES:
+            last += data
+        else:
+            self._outgoing.append(bytearray(data) if len(data) < _WRITE_BYTES else data)
+        self._unsent += len(data)
+        self._flush()
 
     def unsent(self) -> int:
         """How many bytes wait to be sent."""
-        return len(self._outgoing)
+        return self._unsent
 
     def read(self) -> None:
         """Reads what there is."""
@@ -276,7 +287,7 @@ class FramePipe:
 
     def close(self) -> None:
         """Closes both; nobody is called back."""
-        self._outgoing.clear()
+        self._forget_outgoing()
         for fd in {self._read_fd, self._write_fd} - {-1}:
             self._loop.forget(fd)
             with contextlib.suppress(OSError):
@@ -290,10 +301,21 @@ class FramePipe:
     def _flush(self) -> None:
         try:
             while self._outgoing:
-                del self._outgoing[: os.write(self._write_fd, self._outgoing[:_READ_BYTES])]
+                first = self._outgoing[0]
+                with memoryview(first) as view, view[self._sent : self._sent + _WRITE_BYTES] as piece:
+                    written = os.write(self._write_fd, piece)
+                self._sent += written
+                self._unsent -= written
+                if self._sent == len(first):
+                    self._outgoing.popleft()
+                    self._sent = 0
         except BlockingIOError:
             self._loop.watch(self._write_fd, WRITE, lambda _events: self._flush())
             return
         except OSError:
-            self._outgoing.clear()
+            self._forget_outgoing()
         self._loop.forget(self._write_fd)
+
+    def _forget_outgoing(self) -> None:
+        self._outgoing.clear()
+        self._sent = self._unsent = 0

@@ -26,7 +26,7 @@ from horovod import __version__
 from horovod.common.rendezvous.encoding import ProtocolError
 from horovod.common.rendezvous.loop import Loop, Timer
 from horovod.runner import process_tree
-from horovod.runner.agent_frames import PAYLOAD_BYTES, Fields, Kind, decode_output, encode_output
+from horovod.runner.agent_frames import PAYLOAD_BYTES, Fields, Kind, decode_output, encode_frame, encode_output
 from horovod.runner.crew import CrewEvents, Stream
 from horovod.runner.environment import Credentials, place_variables, shared_variables, travelling
 from horovod.runner.host_agent import HostAgent
@@ -312,10 +312,13 @@ class ClusterCrew:
             **travelling(os.environ),
             **shared_variables(self._plan.exported, self._credentials, self._variables),
         }
+        payload = self._plan.payload or b""
+        payload_frames = [
+            encode_frame(Kind.PAYLOAD, payload[at : at + PAYLOAD_BYTES]) for at in range(0, len(payload), PAYLOAD_BYTES)
+        ]
         for agent in self._agents:
-            if self._plan.payload is not None:
-                for at in range(0, len(self._plan.payload), PAYLOAD_BYTES):
-                    agent.say(Kind.PAYLOAD, self._plan.payload[at : at + PAYLOAD_BYTES])
+            for frame in payload_frames:
+                agent.send(frame)
             endpoint = self._chosen.get(agent.host)
             of_host = (
                 {}

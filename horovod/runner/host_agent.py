@@ -102,6 +102,11 @@ class HostAgent:
         if self._pipe is not None and not self._lost:
             self._pipe.say(kind, encode_fields(**fields) if fields else body)
 
+    def send(self, frame: bytes) -> None:
+        """Says something that has been encoded."""
+        if self._pipe is not None and not self._lost:
+            self._pipe.send(frame)
+
     def listen_to_silence(self, limit: float) -> None:
         """Gives the agent up if it is silent for too long from now on."""
         if self._heartbeat is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import tracemalloc
 
 import pytest
 
@@ -93,6 +95,36 @@ def test_a_pipe_never_blocks_and_tells_its_end_once() -> None:
         loop.step(None)
     receiver.say(Kind.ALIVE)
     assert ends == ["it was closed"]
+    loop.close()
+
+
+def test_what_many_pipes_send_is_in_memory_once() -> None:
+    loop = Loop()
+    silent, never_written = os.pipe()
+    ends = [os.pipe() for _ in range(10)]
+    pipes = [
+        FramePipe(loop, os.dup(silent), write_end, lambda _kind, _body: None, lambda _reason: None, after_mark=False)
+        for _, write_end in ends
+    ]
+    small, large = encode_frame(Kind.ALIVE), encode_frame(Kind.PAYLOAD, os.urandom(8 << 20))
+    frames = [small, large, small, small, large, small]
+    tracemalloc.start()
+    for pipe in pipes:
+        for frame in frames:
+            pipe.send(frame)
+    assert tracemalloc.get_traced_memory()[1] < len(large)
+    tracemalloc.stop()
+    for pipe, (read_end, _) in zip(pipes, ends, strict=True):
+        received = bytearray()
+        while pipe.unsent():
+            received += os.read(read_end, 1 << 20)
+            loop.step(time.monotonic())
+        received += os.read(read_end, 1 << 20)
+        assert received == b"".join(frames)
+        pipe.close()
+        os.close(read_end)
+    os.close(silent)
+    os.close(never_written)
     loop.close()
 
 
