@@ -266,24 +266,26 @@ class FramePipe:
 
     def read(self) -> None:
         """Reads what there is."""
-        try:
-            while self._read_fd >= 0:
+        while self._read_fd >= 0:
+            try:
                 data = os.read(self._read_fd, _READ_BYTES)
-                if not data:
-                    self._lose("it was closed")
-                    return
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._lose(error.strerror or str(error))
+                return
+            if not data:
+                self._lose("it was closed")
+                return
+            try:
                 for kind, body in self._parser.feed(data):
                     self._on_frame(kind, body)
                     if self._read_fd < 0:
                         return
-                if len(data) < _READ_BYTES:
-                    return
-        except BlockingIOError:
-            pass
-        except ProtocolError as error:
-            self._lose(f"what came is not of this protocol: {error}")
-        except OSError as error:
-            self._lose(error.strerror or str(error))
+            except ProtocolError as error:
+                self._lose(f"what came is not of this protocol: {error}")
+            if len(data) < _READ_BYTES:
+                return
 
     def close(self) -> None:
         """Closes both; nobody is called back."""

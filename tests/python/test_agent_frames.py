@@ -128,6 +128,24 @@ def test_what_many_pipes_send_is_in_memory_once() -> None:
     loop.close()
 
 
+def test_what_a_listener_raises_is_not_taken_for_the_end_of_the_pipe() -> None:
+    loop = Loop()
+    read_end, write_end = os.pipe()
+
+    def fail(_kind: Kind, _body: bytes) -> None:
+        raise FileNotFoundError("of the listener")
+
+    ends: list[str] = []
+    pipe = FramePipe(loop, read_end, os.dup(write_end), fail, ends.append, after_mark=False)
+    os.write(write_end, encode_frame(Kind.ALIVE))
+    with pytest.raises(FileNotFoundError, match="of the listener"):
+        loop.step(None)
+    assert ends == []
+    pipe.close()
+    os.close(write_end)
+    loop.close()
+
+
 def test_silence_is_noticed_once_and_only_silence() -> None:
     loop = Loop()
     beats: list[int] = []
