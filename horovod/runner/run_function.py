@@ -8,11 +8,13 @@ import os
 import pickle
 import platform
 import signal
+import site
 import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 _SHOWN = 8
@@ -78,7 +80,7 @@ def run(  # noqa: PLR0917  (they are those of the existing Horovod)
         mpi_args: See use_mpi.
         network_interface: Deprecated: use network_interfaces.
         network_interfaces: Interfaces to use, as a list or comma-separated.
-        executable: The Python that runs the workers (this one).
+        executable: The Python that runs the workers, with its packages (this one).
         np: Deprecated: use num_proc.
         min_np: Deprecated: use min_num_proc.
         max_np: Deprecated: use max_num_proc.
@@ -145,9 +147,15 @@ def _pickled_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
 
     from horovod.runner.run_task import Call
 
-    # "" stands for the current directory, which is that of the workers too.
+    own = [Path(place) for place in (sys.prefix, sys.base_prefix, site.getusersitepackages())]
     return pickle.dumps(
-        Call(platform.python_version(), list(sys.path), cloudpickle.dumps((func, tuple(args), dict(kwargs))))
+        Call(
+            python=platform.python_version(),
+            prefix=sys.prefix,
+            path=list(sys.path),  # "" stands for the current directory, which is that of the workers too.
+            users_path=[entry for entry in sys.path if not any(Path(entry).is_relative_to(place) for place in own)],
+            function=cloudpickle.dumps((func, tuple(args), dict(kwargs))),
+        )
     )
 
 

@@ -30,7 +30,9 @@ class Call:
     """What to run."""
 
     python: str  # The version of the caller's.
+    prefix: str  # Where that is installed, or its virtual environment.
     path: list[str]  # Where it finds its modules.
+    users_path: list[str]  # Those of these places that are not its own: where another Python has to look as well.
     function: bytes  # Function, args and kwargs, by cloudpickle: can be read only with that path.
 
 
@@ -58,7 +60,8 @@ def _run(call: Call) -> Outcome:
         own = platform.python_version()
         if not understand_each_other(call.python, own):  # Before any of its code is read.
             raise RuntimeError(f"{sys.executable} is Python {own}, the caller's is {call.python}: {DIFFERENT_MINORS}")
-        sys.path[:] = call.path
+        # Another Python, by `executable`, has its own packages.
+        sys.path[:] = call.path if call.prefix == sys.prefix else [*call.users_path, *sys.path]
         function, args, kwargs = pickle.loads(call.function)
         value = function(*args, **kwargs)
         try:

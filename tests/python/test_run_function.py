@@ -9,8 +9,10 @@ import platform
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,6 +261,27 @@ def test_workers_with_a_python_of_another_minor_version_say_so(tmp_path: Path) -
     with pytest.raises(RuntimeError, match=f"rank 0 of 1 failed: RuntimeError: {versions}") as caught:
         horovod.run(os.getpid, executable=other)
     assert "All hosts need the same minor version." in str(caught.value)
+
+
+def test_workers_with_another_python_have_its_packages_and_the_caller_s_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "environment"
+    venv.create(other, with_pip=False)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(other)}))
+    (packages / "package_of_the_other.py").write_text("where = 'there'")
+    (packages / "horovod_here.pth").write_text(sysconfig.get_path("purelib"))
+    (tmp_path / "script").mkdir()
+    (tmp_path / "script/module_of_the_user.py").write_text("where = 'here'")
+
+    def look() -> tuple[str, str, str]:
+        import module_of_the_user  # type: ignore[import-not-found]
+        import package_of_the_other  # type: ignore[import-not-found]
+
+        return sys.prefix, package_of_the_other.where, module_of_the_user.where
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "script"), *sys.path])
+    assert horovod.run(look, executable=str(other / "bin/python")) == [(str(other), "there", "here")]
 
 
 # Calls horovod.run with the arguments that it is called with, in JSON.
