@@ -315,7 +315,7 @@ bool Link::read() {
       data += taken;
       bytes -= taken;
     }
-    if (static_cast<size_t>(n) < room) return moved;  // the socket is empty
+    if (static_cast<size_t>(n) < room && !wire_.has_input()) return moved;  // the socket is empty
   }
   return moved;
 }

@@ -75,7 +75,7 @@ bool Records::read() {
       break;
     }
     cutter_.add({staging_.data(), static_cast<size_t>(n)});
-    if (static_cast<size_t>(n) < staging_.size()) break;
+    if (static_cast<size_t>(n) < staging_.size() && !wire_.has_input()) break;
   }
   return moved;
 }

@@ -55,8 +55,8 @@ class Session {
   // Sends what write() has left. False with errno if the socket does not take it all.
   bool flush(int fd);
   bool has_output() const { return sent_ < output_.size(); }
-  // Whether read() may have something although the socket has not.
-  bool has_input() const { return !input_.empty(); }
+  // Whether read() may have something although the socket has not: bytes, or that what came after them was changed.
+  bool has_input() const { return !input_.empty() || !broken_.empty(); }
   void discard_output();
   // Says that nothing more will be written: for flush() to send.
   void end_writing();

@@ -31,7 +31,7 @@ class Wire {
   Wire(const Wire&) = delete;
   Wire& operator=(const Wire&) = delete;
 
-  // As recv. Less than was asked for means that there is no more for now. Throws BadFrame.
+  // As recv. Less than was asked for means that there is no more for now, unless has_input(). Throws BadFrame.
   ssize_t read(std::byte* into, size_t bytes);
   // The same into two places, one after the other; not of an encrypted connection.
   ssize_t read(std::byte* into, size_t bytes, std::byte* then, size_t then_bytes);

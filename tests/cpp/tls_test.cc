@@ -358,6 +358,32 @@ TEST_CASE("an engine that hears garbage says on which connection") {
   }
 }
 
+TEST_CASE("an engine hears of a byte that was changed, also if nothing comes after it") {
+  for (const bool on_control : {false, true}) {
+    CAPTURE(on_control);
+    Ends ends;
+    encrypt(ends.one, ends.other);
+    // Two records of TLS, of which the second is changed. The first is good for a part of a frame, or of a record.
+    REQUIRE(write(ends.one, some_bytes(1, 0)) == 1);
+    REQUIRE(write(ends.one, some_bytes(100, 0)) == 100);
+    for (int bytes = 0, i = 0; i < 1000 && bytes < 1 + 100 + 2 * 22; ++i) {
+      REQUIRE(ioctl(ends.other.fd, FIONREAD, &bytes) == 0);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    std::vector<std::byte> seen = intercept(ends.other.fd);
+    REQUIRE(seen.size() == 1 + 100 + 2 * 22);
+    seen[60] ^= std::byte{1};
+    const Ends detour;
+    REQUIRE(send(detour.one.fd, seen.data(), seen.size(), 0) == static_cast<ssize_t>(seen.size()));
+    const Connected end{detour.other.fd, ends.other.session};
+    Counters counters;
+    Network network({{}, on_control ? Connected{} : end}, {{}, on_control ? end : Connected{}}, {"a", "b"}, 30,
+                    counters);
+    CHECK_THROWS_WITH_AS(while (readable(network.fd())) network.poll(), doctest::Contains("it can't be decrypted"),
+                         Error);
+  }
+}
+
 TEST_CASE("bytes that a session took in before the engine had it are not lost") {
   Ends ends;
   encrypt(ends.one, ends.other);
