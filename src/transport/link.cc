@@ -256,6 +256,11 @@ void Link::lose(const std::string& why) {
   closed_ = true;
 }
 
+void Link::reset(const std::string& why) {
+  lose(why);
+  wire_.reset();
+}
+
 // Where the rest of a large payload goes straight to, if that is known. lane: whose it is, null for a letter's.
 Link::Span<std::byte> Link::place_of_payload(Lane*& lane) {
   if (payload_left_ < kReadInPlace || abandoned_) return {nullptr, 0};

@@ -74,6 +74,8 @@ class Link {
   void abandon();
   // The connection has ended, or is not to be used any more.
   void lose(const std::string& why);
+  // The same, and the other end is told so as far as that is possible.
+  void reset(const std::string& why);
 
   // Move what the socket takes or has. True if anything moved. Throw BadFrame.
   bool write();

@@ -241,8 +241,9 @@ bool Network::give_up_unconfirmed(uint64_t now) {
     watched.confirmed = info.tcpi_bytes_acked;
     watched.unconfirmed_for = stuck ? watched.unconfirmed_for + elapsed : 0;
     if (watched.unconfirmed_for < timeout || !stuck) continue;
-    watched.link->lose("for " + seconds_text(timeout_) + " its host has confirmed none of the " +
-                       std::to_string(under_way) + " bytes under way");
+    // The other end may wait for these bytes, and nobody here for anything from there: it has to hear of it.
+    watched.link->reset("for " + seconds_text(timeout_) + " its host has confirmed none of the " +
+                        std::to_string(under_way) + " bytes under way");
     (void)serve(static_cast<size_t>(&watched - watched_.data()), false);
     found = true;
   }

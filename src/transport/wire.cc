@@ -66,4 +66,13 @@ void Wire::cut() {
   shutdown(fd_, SHUT_RDWR);
 }
 
+// An end as cut() says it comes after all bytes under way. This one does not wait for them; and where it gets lost, the
+// kernel here, which knows the connection no longer, says it again to whatever comes from there, be it a probe.
+void Wire::reset() {
+  if (session_) session_->discard_output();
+  sockaddr none{};
+  none.sa_family = AF_UNSPEC;
+  if (connect(fd_, &none, sizeof none) != 0) shutdown(fd_, SHUT_RDWR);
+}
+
 }  // namespace hvd

@@ -49,6 +49,8 @@ class Wire {
   void end_writing();
   // Ends both directions at once. What has come can still be read.
   void cut();
+  // The same, and the other end hears of it although not all that was sent to it gets through. Nothing can be read.
+  void reset();
 
   bool encrypted() const { return session_ != nullptr; }
   int fd() const { return fd_; }

@@ -1,8 +1,10 @@
 // What several hosts must survive: ranks that leave in the middle, hosts that fall silent, connections that break.
 #include <doctest/doctest.h>
+#include <linux/filter.h>
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <thread>
 
@@ -10,6 +12,30 @@
 
 using namespace hvd;
 using namespace hvd::testing;
+
+namespace {
+
+// Swallows what comes to a socket in packets with more than so many bytes, TCP's header among them.
+void swallow(int fd, uint32_t above) {
+  sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_LEN, 0), BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, above, 0, 1),
+                           BPF_STMT(BPF_RET | BPF_K, 0), BPF_STMT(BPF_RET | BPF_K, 0xffffffff)};
+  const sock_fprog filter{std::size(program), program};
+  REQUIRE(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0);
+}
+
+// The sockets of a rank: those of its links, by rank, and after them those of its control connections, by host.
+std::vector<int> sockets_of(const Engine& engine) {
+  std::vector<int> sockets;
+  for (const int fd : engine.descriptors()) {
+    int protocol = 0;
+    socklen_t length = sizeof protocol;
+    if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) == 0 && protocol == IPPROTO_TCP)
+      sockets.push_back(fd);
+  }
+  return sockets;
+}
+
+}  // namespace
 
 TEST_CASE("after shutdown in the middle of an operation nothing touches the caller's memory any more") {
   constexpr size_t kRows = 8 << 20;
@@ -146,6 +172,41 @@ TEST_CASE("the last bytes of a rank that leaves reach one that was busy for a wh
       }
       REQUIRE(engine.run(request, kPatience) == HVD_OK);
       CHECK(std::count(output.begin(), output.end(), 5) == megabytes << 20);
+    });
+  }
+}
+
+TEST_CASE("who waits for bytes that the network swallows is told, also if nobody else waits for that") {
+  // Nothing gets through, or only what is small: then it looks as if all were well.
+  for (const uint32_t above : {0, 600}) {
+    CAPTURE(above);
+    const RankGroup group({1, 1, 1});
+    Settings settings;
+    settings.heartbeat_timeout = 1;
+    std::barrier all_there(3);
+    on_all_ranks(group, settings, [&](int rank, Engine& engine) {
+      std::vector<float> data(50'000, static_cast<float>(rank));
+      const auto broadcast = [&](const std::string& name) {
+        auto request = request_of(HVD_BROADCAST, name);
+        request->meta.dtype = HVD_FLOAT32;
+        request->meta.root = 1;
+        request->meta.shape = {static_cast<int64_t>(data.size())};
+        request->input = request->output = data.data();
+        return request;
+      };
+      for (int i = 0; i < 10; ++i) REQUIRE(engine.run(broadcast("before"), kPatience) == HVD_OK);
+      if (rank == 2) swallow(sockets_of(engine)[1], above);
+      all_there.arrive_and_wait();
+      const auto start = std::chrono::steady_clock::now();
+      const auto lost = broadcast("lost");
+      const hvd_status status = try_to_run(engine, lost);
+      if (rank == 2) CHECK(status == HVD_PEER_LOST);
+      if (rank == 2) CHECK(lost->error.find("the connection with rank 1") != std::string::npos);
+      // The root is done as soon as its kernel has the bytes, and goes on.
+      std::vector<float> more(10, 1);
+      const auto after = sum_request("after", more);
+      CHECK_MESSAGE(try_to_run(engine, after) == HVD_PEER_LOST, after->error);
+      CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
     });
   }
 }
