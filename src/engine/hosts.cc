@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "transport/durations.h"
+
 namespace hvd {
 
 Hosts::Hosts(const World& world, const Settings& settings, std::shared_ptr<Segment> segment, Doorbells& doorbells,
@@ -11,7 +13,7 @@ Hosts::Hosts(const World& world, const Settings& settings, std::shared_ptr<Segme
       doorbells_(doorbells),
       liveness_(liveness),
       now_(settings.now),
-      timeout_(static_cast<Nanoseconds>(settings.heartbeat_timeout * 1e9)),
+      timeout_(nanoseconds_of(settings.heartbeat_timeout)),
       interval_(static_cast<Nanoseconds>(liveness.beat_interval_ms()) * 1'000'000),
       known_gone_(static_cast<size_t>(world.size)) {
   for (int host = 0; host < world.n_hosts(); ++host) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "transport/durations.h"
 #include "transport/errors.h"
 
 namespace hvd {
@@ -28,7 +29,7 @@ Liveness::Liveness(const World& world, const Settings& settings, std::shared_ptr
     : world_(world),
       segment_(std::move(segment)),
       now_(settings.now),
-      timeout_(static_cast<Nanoseconds>(settings.heartbeat_timeout * 1e9)),
+      timeout_(nanoseconds_of(settings.heartbeat_timeout)),
       interval_(std::clamp<Nanoseconds>(timeout_ / 8, 10'000'000, 1'000'000'000)),
       network_fd_(network_fd),
       found_(static_cast<size_t>(world.size)),

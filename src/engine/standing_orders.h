@@ -65,6 +65,7 @@
 
 #include "api/horovod.h"
 #include "engine/world.h"
+#include "transport/durations.h"
 #include "transport/letter_boxes.h"
 #include "transport/trays.h"
 
@@ -118,7 +119,7 @@ inline Nanoseconds patience_of_orders(const Settings& settings) {
   for (const double seconds : {settings.stall_warning, settings.stall_shutdown}) {
     if (seconds > 0 && (shortest == 0 || seconds < shortest)) shortest = seconds;
   }
-  const auto half = static_cast<Nanoseconds>(shortest * 1e9 / 2);
+  const Nanoseconds half = nanoseconds_of(shortest) / 2;
   return half < StandingOrder::kMostPatience ? half : StandingOrder::kMostPatience;
 }
 

@@ -1,9 +1,11 @@
-// Durations in words.
+// Durations in words, and as whole numbers.
 #ifndef HOROVOD_TRANSPORT_DURATIONS_H_
 #define HOROVOD_TRANSPORT_DURATIONS_H_
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
@@ -20,6 +22,9 @@ inline std::string seconds_text(double seconds) {
 inline std::string measured_seconds_text(double seconds) {
   return seconds_text(seconds < 1 ? seconds : std::floor(seconds));
 }
+
+// A user's seconds. Whoever wants to wait for ever may say so by any number, and in 30 years the job has ended.
+inline uint64_t nanoseconds_of(double seconds) { return static_cast<uint64_t>(std::min(seconds, 1e9) * 1e9); }
 
 }  // namespace hvd
 #endif  // HOROVOD_TRANSPORT_DURATIONS_H_

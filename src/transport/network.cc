@@ -29,8 +29,8 @@ constexpr size_t kMostQuiet = 4;
 void keep_alive(int fd, double timeout) {
   constexpr int kProbes = 3;
   const int on = 1, probes = kProbes;
-  const int idle = std::clamp(static_cast<int>(timeout / 2), 1, 3600);
-  const int interval = std::clamp(static_cast<int>(timeout / 2 / kProbes), 1, 3600);
+  const int idle = static_cast<int>(std::clamp(timeout / 2, 1.0, 3600.0));
+  const int interval = static_cast<int>(std::clamp(timeout / 2 / kProbes, 1.0, 3600.0));
   // Without them a dead connection is found later: no reason to fail.
   (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
@@ -223,7 +223,7 @@ bool Network::has_bytes_under_way() const {
 // Then nobody is silent, and the kernel would go on for a quarter of an hour. Of a process that reads nothing the kernel
 // confirms what it has room for, and after that there is nothing to be sent again.
 bool Network::give_up_unconfirmed(uint64_t now) {
-  const auto timeout = static_cast<uint64_t>(timeout_ * 1e9);
+  const uint64_t timeout = nanoseconds_of(timeout_);
   const uint64_t interval = std::clamp<uint64_t>(timeout / 8, 10'000'000, 1'000'000'000);
   if (last_look_ != 0 && now - last_look_ < interval) return false;
   // Time in which this process did not run counts little: the network may have moved all the while, unseen.

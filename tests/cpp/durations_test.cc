@@ -1,7 +1,9 @@
-// Durations in words.
+// Durations in words, and as whole numbers.
 #include "transport/durations.h"
 
 #include <doctest/doctest.h>
+
+#include <limits>
 
 namespace hvd {
 
@@ -15,6 +17,14 @@ TEST_CASE("durations are told in as many digits as matter") {
   CHECK(measured_seconds_text(0.5) == "0.5 s");
   CHECK(measured_seconds_text(1.97) == "1 s");
   CHECK(measured_seconds_text(60.2) == "60 s");
+}
+
+TEST_CASE("seconds become nanoseconds, however many they are") {
+  CHECK(nanoseconds_of(0.25) == 250'000'000);
+  CHECK(nanoseconds_of(30) == 30'000'000'000);
+  for (const double long_time : {1e9, 3e10, 1e300, std::numeric_limits<double>::infinity()}) {
+    CHECK(nanoseconds_of(long_time) == 1'000'000'000'000'000'000);
+  }
 }
 
 }  // namespace hvd

@@ -127,6 +127,28 @@ TEST_CASE("a rank that leaves is said to have left, by whichever way the news co
   }
 }
 
+TEST_CASE("a heartbeat may be given any time, however long") {
+  for (const double timeout : {1e10, 1e12, 1e300}) {
+    const RankGroup group({2, 1});
+    Settings settings;
+    settings.heartbeat_timeout = timeout;
+    on_all_ranks(group, settings, [&](int, Engine& engine) {
+      for (int i = 0; i < 3; ++i) {
+        std::vector<float> data(10, 1);
+        const auto request = sum_request("x", data);
+        CHECK_MESSAGE(try_to_run(engine, request) == HVD_OK, request->error);
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      }
+      for (const int fd : sockets_of(engine)) {
+        int idle = 0;
+        socklen_t length = sizeof idle;
+        REQUIRE(getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &length) == 0);
+        CHECK(idle == 3600);
+      }
+    });
+  }
+}
+
 TEST_CASE("a host that idles is heard by one that works") {
   for (const int cores : {0, 8}) {  // crowded, and not
     const RankGroup group({2, 2}, {{0, 1}}, 1024, cores);
