@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "engine/coordinator.h"
-#include "transport/durations.h"
 #include "engine/logging.h"
 #include "engine/mismatch.h"
+#include "transport/durations.h"
 
 namespace hvd {
 namespace {

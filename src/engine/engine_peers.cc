@@ -1,9 +1,9 @@
 // Peers that are gone: noticing it, telling it, and saying why.
 #include <algorithm>
 
-#include "transport/durations.h"
 #include "engine/engine.h"
 #include "engine/logging.h"
+#include "transport/durations.h"
 
 namespace hvd {
 namespace {
@@ -149,14 +149,16 @@ Engine::Failure Engine::describe_gone(int rank) const {
   if (state == kBroken) {
     const int origin = origin_of(rank);
     if (origin == world_.rank) {
-      return {HVD_PEER_LOST, "Horovod has been shut down because " + who +
-                                 " gave up on this rank, from which it heard nothing more. Was this process stopped, or "
-                                 "is the network between the two broken?"};
+      return {HVD_PEER_LOST,
+              "Horovod has been shut down because " + who +
+                  " gave up on this rank, from which it heard nothing more. Was this process stopped, or "
+                  "is the network between the two broken?"};
     }
     if (origin != rank && liveness_.gone(origin)) return describe_gone(origin);
     if (origin != rank) {
       return {HVD_PEER_LOST, "Horovod has been shut down because " + world_.describe(origin) +
-                                 " has exited, died, shown no heartbeat or could not be reached, as " + who + " found."};
+                                 " has exited, died, shown no heartbeat or could not be reached, as " + who +
+                                 " found."};
     }
     return {HVD_PEER_LOST, "Horovod has been shut down because " + who + " gave up after an error."};
   }

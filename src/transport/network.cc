@@ -220,8 +220,8 @@ bool Network::has_bytes_under_way() const {
 }
 
 // A path may let some through and not others: between two hosts that both hear rank 0, or only packets that are small.
-// Then nobody is silent, and the kernel would go on for a quarter of an hour. Of a process that reads nothing the kernel
-// confirms what it has room for, and after that there is nothing to be sent again.
+// Then nobody is silent, and the kernel would go on for a quarter of an hour. Of a process that reads nothing the
+// kernel confirms what it has room for, and after that there is nothing to be sent again.
 bool Network::give_up_unconfirmed(uint64_t now) {
   const uint64_t timeout = nanoseconds_of(timeout_);
   const uint64_t interval = std::clamp<uint64_t>(timeout / 8, 10'000'000, 1'000'000'000);

@@ -15,8 +15,8 @@ namespace hvd {
 
 class Network {
  public:
-  // links: by rank, controls: by host, with their names. A connection is lost when its other end's kernel has not answered
-  // for so many seconds; where bytes are under way, see give_up_unconfirmed(). Throws SystemError.
+  // links: by rank, controls: by host, with their names. A connection is lost when its other end's kernel has not
+  // answered for so many seconds; where bytes are under way, see give_up_unconfirmed(). Throws SystemError.
   Network(const std::vector<Connected>& links, const std::vector<Connected>& controls,
           const std::vector<std::string>& hosts, double timeout, Counters& counters);
   ~Network();

@@ -154,7 +154,7 @@ def test_a_path_that_swallows_what_is_sent_is_told_by_those_at_its_ends(
             code, _, err = launcher.finish(60)
             assert three["h3"].counted() > 0
     assert code == 1, err
-    told = rf"the connection with rank \d \(pid \d+ on host h{between}\) was lost \(for 3 s its host has confirmed none of "
+    told = rf"connection with rank \d \(pid \d+ on host h{between}\) was lost \(for 3 s its host has confirmed none of "
     assert re.search(told, err), err
     three.wait_until_nothing_is_left()
 
