@@ -72,7 +72,7 @@ Engine::Engine(World world, const Settings& settings, const Wiring& wiring)
           }),
       hosts_(world_, settings_, segment_, doorbells_, liveness_, network_),
       known_gone_(static_cast<size_t>(world_.size)),
-      half_gone_since_(static_cast<size_t>(world_.size)) {
+      halves_(static_cast<size_t>(world_.size)) {
   count_members_here();
   if (world_.is_coordinator()) {
     coordinator_ = std::make_unique<Coordinator>(world_, settings_, segment_, doorbells_, counters_, hosts_,

@@ -117,6 +117,12 @@ class Engine {
     hvd_status status;
     std::string text;
   };
+  // A rank of another host of whose end we have heard by one of two ways only.
+  struct HalfGone {
+    Nanoseconds since = 0;  // or since its last bytes
+    uint64_t bytes_in = 0;  // that had come by then
+    bool over = false;      // nothing more comes
+  };
 
   // Submission (engine_validate.cc, engine_submit.cc). All with mutex_ held.
   void validate(Request& request) const;
@@ -267,8 +273,8 @@ class Engine {
   std::vector<bool> known_gone_;                // by rank
   uint64_t seen_departures_ = 0;                // of other hosts' ranks, as the segment has them
   int seen_ended_ = 0;                          // connections
-  std::vector<Nanoseconds> half_gone_since_;    // by rank: we have heard of its end by one of two ways only
-  int half_gone_ = 0;                           // how many of these there are
+  std::vector<HalfGone> halves_;                // by rank
+  int half_gone_ = 0;                           // how many of these there are from whom something may come
   Nanoseconds stuck_since_ = 0;                 // the job has failed, and no batch has moved
   uint64_t stuck_at_ = 0;                       // what the links had moved then
   uint64_t moves_before_sleep_ = ~uint64_t{0};  // what they had when a waiter last went to sleep

@@ -9,7 +9,9 @@ namespace hvd {
 namespace {
 
 // When a rank on another host is gone its last bytes are still on their way; and when its connection is lost, the word
-// of why. Neither takes longer than this, unless the network itself has failed.
+// of why. Neither takes longer than this, counted from what has come last, unless the network itself has failed. Of a
+// rank that has left in good order all bytes come, if they may have to be sent again and again: it waits for that as
+// long as the heartbeat's timeout (Network::take_leave()), and so do we.
 constexpr Nanoseconds kLastWords = 1'000'000'000;
 
 }  // namespace
@@ -63,10 +65,13 @@ void Engine::look_at_connections() {
     if (link->end() == Link::End::kBye) liveness_.connection_ended(r, link->bye_state(), link->bye_cause());
     // One of the two ways by which we hear of a rank's end, but not the other.
     if (liveness_.gone(r) == lost || link->end() == Link::End::kBye) continue;
-    Nanoseconds& since = half_gone_since_[static_cast<size_t>(r)];
+    HalfGone& half = halves_[static_cast<size_t>(r)];
+    if (half.over) continue;
     const Nanoseconds now = settings_.now();
-    if (since == 0) since = now;
-    if (now - since < kLastWords) ++half_gone_;
+    if (half.since == 0 || half.bytes_in != link->bytes_in()) half = {now, link->bytes_in()};
+    const bool in_order = !lost && liveness_.state(r) == kDeparted;
+    half.over = now - half.since >= (in_order ? nanoseconds_of(settings_.heartbeat_timeout) : kLastWords);
+    if (!half.over) ++half_gone_;
   }
 }
 
@@ -78,8 +83,7 @@ bool Engine::nothing_comes_from(int rank) const {
   if (link->end() == Link::End::kBye) return true;
   const bool gone = liveness_.gone(rank), lost = link->end() == Link::End::kLost;
   if (gone && (lost || liveness_.state(rank) == kSilent)) return true;
-  const Nanoseconds since = half_gone_since_[static_cast<size_t>(rank)];
-  return (gone || lost) && since != 0 && settings_.now() - since >= kLastWords;
+  return halves_[static_cast<size_t>(rank)].over;
 }
 
 // Whether, in a job that has failed, nothing has moved for so long that nothing will.

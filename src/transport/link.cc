@@ -308,6 +308,7 @@ bool Link::read() {
       return true;
     }
     moved = true;
+    bytes_in_ += static_cast<uint64_t>(n);
     const std::byte* data = in_place ? next.data() : shared_.staging.get();
     auto bytes = static_cast<size_t>(n);
     if (in_place) {

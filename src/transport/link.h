@@ -90,6 +90,8 @@ class Link {
   RankState bye_state() const { return bye_state_; }
   int bye_cause() const { return bye_cause_; }
   const std::string& lost_because() const { return lost_because_; }
+  // How many bytes have come, of whatever.
+  uint64_t bytes_in() const { return bytes_in_; }
   bool closed() const { return closed_; }
 
   int rank() const { return rank_; }
@@ -155,6 +157,7 @@ class Link {
   size_t header_bytes_ = 0;
   uint64_t payload_left_ = 0, last_payload_ = 0;
   Letter letter_;  // whose payload that is, of a kLetter
+  uint64_t bytes_in_ = 0;
   End end_ = End::kNone;
   RankState bye_state_ = kAlive;
   int bye_cause_ = -1;

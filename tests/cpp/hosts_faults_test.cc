@@ -232,3 +232,31 @@ TEST_CASE("who waits for bytes that the network swallows is told, also if nobody
     });
   }
 }
+
+TEST_CASE("the last bytes of a rank that leaves reach the others over a slow network") {
+  const RankGroup group({1, 1});
+  std::barrier both_there(2);
+  on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+    constexpr size_t kCount = 750'000;
+    std::vector<float> data(kCount);
+    for (int i = 0; i < 10; ++i) {
+      const bool last = i == 9;
+      std::fill(data.begin(), data.end(), static_cast<float>(rank == 1 ? i : -1));
+      // It takes some seconds, of which the sender's kernel has most to itself.
+      const uint32_t bytes_per_second = 1'000'000;
+      if (last && rank == 1) {
+        const int link = sockets_of(engine)[0];
+        REQUIRE(setsockopt(link, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_second, sizeof bytes_per_second) == 0);
+      }
+      both_there.arrive_and_wait();
+      auto request = request_of(HVD_BROADCAST, "x");
+      request->meta.dtype = HVD_FLOAT32;
+      request->meta.root = 1;
+      request->meta.shape = {kCount};
+      request->input = request->output = data.data();
+      const hvd_status status = engine.run(request, kPatience);
+      CHECK_MESSAGE(status == HVD_OK, request->error);
+      CHECK(std::count(data.begin(), data.end(), static_cast<float>(i)) == kCount);
+    }
+  });
+}
