@@ -5,10 +5,12 @@
 #include <doctest/doctest.h>
 #include <poll.h>
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "rank_group.h"
 #include "transport/network.h"
@@ -417,4 +419,27 @@ TEST_CASE("a link that was abandoned reads on to the last word of its peer") {
     CHECK(pair.a->bye_state() == kBroken);
     CHECK(pair.a->bye_cause() == 7);
   }
+}
+
+TEST_CASE("a peer that reads nothing for long is not given up: its kernel answers") {
+  const auto [one, other] = tcp_pair();
+  Counters counters;
+  constexpr double kTimeout = 0.5;
+  Network network({{}, {one}}, {{}, {}}, {"a", "b"}, kTimeout, counters);
+  close(one);
+  // In pieces of all sizes, and more than any kernel takes.
+  const std::vector<std::byte> bytes = some_bytes(Link::kWindow, 1);
+  for (int lane = 0; lane < FrameHeader::kLanes; ++lane) {
+    network.link(1)->send(lane, bytes.data(), 1 + static_cast<size_t>(lane) * 97);
+    network.link(1)->send(lane, bytes.data(), bytes.size() / 8);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  for (auto now = start; now - start < std::chrono::seconds(3); now = std::chrono::steady_clock::now()) {
+    network.poll();
+    CHECK(!network.give_up_unconfirmed(static_cast<uint64_t>(now.time_since_epoch().count())));
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  CHECK(network.blocked());
+  CHECK(network.link(1)->end() == Link::End::kNone);
+  close(other);
 }
