@@ -148,7 +148,11 @@ Engine::Failure Engine::describe_gone(int rank) const {
   const RankState state = liveness_.state(rank);
   const std::string who = world_.describe(rank);
   if (state == kDeparted) {
-    return {HVD_SHUT_DOWN, "Horovod has been shut down. " + who + " has called shutdown() or exited."};
+    const bool cut_off = halves_[static_cast<size_t>(rank)].over;
+    return {HVD_SHUT_DOWN, "Horovod has been shut down. " + who + " has called shutdown() or exited" +
+                               (cut_off ? ", and not all that it had sent before has come: is the network to its host "
+                                          "broken?"
+                                        : ".")};
   }
   if (state == kBroken) {
     const int origin = origin_of(rank);

@@ -260,3 +260,29 @@ TEST_CASE("the last bytes of a rank that leaves reach the others over a slow net
     }
   });
 }
+
+TEST_CASE("what a rank sends and then leaves is not waited for without end, and the network is suspected") {
+  const RankGroup group({1, 1});
+  Settings settings;
+  settings.heartbeat_timeout = 1;
+  std::barrier both_there(2);
+  on_all_ranks(group, settings, [&](int rank, Engine& engine) {
+    std::vector<float> data(50'000, 1);
+    for (int i = 0; i < 10; ++i) {
+      const bool last = i == 9;
+      if (last && rank == 0) swallow(sockets_of(engine)[0], 600);
+      both_there.arrive_and_wait();
+      auto request = request_of(HVD_BROADCAST, "x");
+      request->meta.dtype = HVD_FLOAT32;
+      request->meta.root = 1;
+      request->meta.shape = {static_cast<int64_t>(data.size())};
+      request->input = request->output = data.data();
+      const auto start = std::chrono::steady_clock::now();
+      const hvd_status status = try_to_run(engine, request);
+      CHECK((status == HVD_OK) == (!last || rank == 1));
+      if (!last || rank == 1) continue;
+      CHECK_MESSAGE(request->error.find("is the network to its host broken?") != std::string::npos, request->error);
+      CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+    }
+  });
+}
