@@ -209,6 +209,7 @@ class Engine {
   void look_at_connections();
   bool nothing_comes_from(int rank) const;
   bool batches_are_stuck();
+  int gave_up_on(int rank) const;
   int origin_of(int rank) const;
   Failure describe_gone(int rank) const;
   uint64_t members_here(int set) const { return members_here_[static_cast<size_t>(set)]; }

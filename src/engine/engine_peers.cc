@@ -133,15 +133,23 @@ bool Engine::look_after_peers() {
   return true;
 }
 
-// Ranks give up because of each other. Follows that chain to the one with whom it began, or to ourselves.
+// Because of which rank this one gave up; itself if it did not, or on its own account, or if that is us.
+int Engine::gave_up_on(int rank) const {
+  if (rank == world_.rank || liveness_.state(rank) != kBroken) return rank;
+  const int cause = liveness_.cause(rank);
+  return cause < 0 ? rank : cause;
+}
+
+// Ranks give up because of each other. Follows that chain to the one with whom it began, or to ourselves. Where it goes
+// round, as between two who don't hear each other any more: to the first of those.
 int Engine::origin_of(int rank) const {
-  for (int steps = 0; steps < world_.size && rank != world_.rank; ++steps) {
-    if (liveness_.state(rank) != kBroken) break;
-    const int cause = liveness_.cause(rank);
-    if (cause < 0 || cause == rank) break;
-    rank = cause;
+  for (int steps = 0; steps < world_.size; ++steps) rank = gave_up_on(rank);
+  int first = rank;
+  for (int steps = 0; steps < world_.size; ++steps) {
+    rank = gave_up_on(rank);
+    first = std::min(first, rank);
   }
-  return rank;
+  return first;
 }
 
 Engine::Failure Engine::describe_gone(int rank) const {
@@ -161,6 +169,12 @@ Engine::Failure Engine::describe_gone(int rank) const {
               "Horovod has been shut down because " + who +
                   " gave up on this rank, from which it heard nothing more. Was this process stopped, or "
                   "is the network between the two broken?"};
+    }
+    if (const int other = gave_up_on(origin); other != origin) {
+      const std::string both = world_.describe(origin) + " and " + world_.describe(other);
+      return {HVD_PEER_LOST, "Horovod has been shut down because " + both +
+                                 " have given up on each other: was one of them stopped, or is the network between the "
+                                 "two broken?"};
     }
     if (origin != rank && liveness_.gone(origin)) return describe_gone(origin);
     if (origin != rank) {

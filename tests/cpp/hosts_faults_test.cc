@@ -6,6 +6,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <latch>
 #include <thread>
 
 #include "rank_group.h"
@@ -147,6 +148,28 @@ TEST_CASE("a heartbeat may be given any time, however long") {
       }
     });
   }
+}
+
+TEST_CASE("ranks that have given up on each other are both named") {
+  const RankGroup group({1, 1, 1});
+  std::latch told(1);
+  on_all_ranks(group, {}, [&](int rank, Engine& engine) {
+    if (rank != 0) return told.wait();
+    // As if they had said so, both at once.
+    Segment& segment = group.segment();
+    for (const int gone : {1, 2}) {
+      segment.departure(gone).cause.store(static_cast<uint64_t>(3 - gone));
+      segment.departure(gone).state.store(kBroken);
+    }
+    segment.coordinator().departures.fetch_add(1);
+    std::vector<float> data(10, 1);
+    const auto request = sum_request("x", data);
+    CHECK(try_to_run(engine, request) == HVD_PEER_LOST);
+    for (const char* const part : {"rank 1 (", "on host test1", "rank 2 (", "on host test2", "is the network"}) {
+      CHECK_MESSAGE(request->error.find(part) != std::string::npos, request->error);
+    }
+    told.count_down();
+  });
 }
 
 TEST_CASE("a host that idles is heard by one that works") {
