@@ -221,7 +221,7 @@ bool Network::has_bytes_under_way() const {
 
 // A path may let some through and not others: between two hosts that both hear rank 0, or only packets that are small.
 // Then nobody is silent, and the kernel would go on for a quarter of an hour. Of a process that reads nothing the
-// kernel confirms what it has room for, and after that there is nothing to be sent again.
+// kernel confirms what it has room for, and answers who asks whether there is more.
 bool Network::give_up_unconfirmed(uint64_t now) {
   const uint64_t timeout = nanoseconds_of(timeout_);
   const uint64_t interval = std::clamp<uint64_t>(timeout / 8, 10'000'000, 1'000'000'000);
@@ -236,8 +236,10 @@ bool Network::give_up_unconfirmed(uint64_t now) {
     const int under_way = bytes_under_way(fd);
     tcp_info info{};
     socklen_t length = sizeof info;
-    const bool stuck = under_way > 0 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
-                       info.tcpi_retransmits > 0 && info.tcpi_bytes_acked == watched.confirmed;
+    const bool known = under_way > 0 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0;
+    // Sent again, or asked again whether there is room by now: any answer makes that 0, and one is often under way.
+    const bool unanswered = info.tcpi_retransmits > 0 || info.tcpi_probes > 1;
+    const bool stuck = known && unanswered && info.tcpi_bytes_acked == watched.confirmed;
     watched.confirmed = info.tcpi_bytes_acked;
     watched.unconfirmed_for = stuck ? watched.unconfirmed_for + elapsed : 0;
     if (watched.unconfirmed_for < timeout || !stuck) continue;

@@ -309,3 +309,39 @@ TEST_CASE("what a rank sends and then leaves is not waited for without end, and 
     }
   });
 }
+
+TEST_CASE("a path that swallows everything is given up also where neither end had room for more") {
+  const auto [one, other] = tcp_pair();
+  Counters counters;
+  constexpr double kTimeout = 0.5;
+  Network a({{}, {one}}, {{}, {}}, {"a", "b"}, kTimeout, counters);
+  Network b({{other}, {}}, {{}, {}}, {"a", "b"}, kTimeout, counters);
+  // Both write and read nothing until no more goes.
+  const std::vector<std::byte> bytes(Link::kWindow);
+  for (int lane = 0; lane < 5; ++lane) {
+    a.link(1)->send(lane, bytes.data(), bytes.size());
+    b.link(0)->send(lane, bytes.data(), bytes.size());
+  }
+  for (int i = 0; i < 100; ++i) {
+    a.flush();
+    b.flush();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  REQUIRE(a.blocked());
+  REQUIRE(b.blocked());
+  for (const int fd : {one, other}) {
+    swallow(fd, 0);
+    close(fd);
+  }
+  const Nanoseconds start = monotonic_now();
+  for (Network* const network : {&a, &b}) {
+    while (network->ended() == 0 && monotonic_now() - start < 10 * kSecond) {
+      a.poll();
+      b.poll();
+      a.give_up_unconfirmed(monotonic_now());
+      b.give_up_unconfirmed(monotonic_now());
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK(network->ended() == 1);
+  }
+}
