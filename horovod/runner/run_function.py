@@ -89,7 +89,7 @@ def run(  # noqa: PLR0917  (they are those of the existing Horovod)
         What the function returned, by rank.
 
     Raises:
-        ValueError: Arguments that contradict each other.
+        ValueError: Arguments that contradict each other, or can't be used.
         NotImplementedError: An argument of a feature that this version does not have.
         RuntimeError: A rank failed; the text has its rank and traceback, `__cause__` is the exception itself if it
             could be sent.
@@ -248,8 +248,11 @@ def _collect(fd: int, records: dict[int, bytearray]) -> None:
 
 def _values(records: Mapping[int, bytearray], code: int, size: int) -> list[Any]:
     """The values by rank, or the first error that is not another's consequence."""
+    from horovod.runner.run_job import OF_NO_RANK
     from horovod.runner.run_task import Outcome
 
+    if OF_NO_RANK in records:
+        raise ValueError(f"horovod.run: {records[OF_NO_RANK].decode()}")
     outcomes: dict[int, Outcome] = {}
     for rank, record in records.items():
         with contextlib.suppress(EOFError, pickle.UnpicklingError):  # It was killed in the middle.
