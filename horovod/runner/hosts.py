@@ -16,8 +16,6 @@ _HOSTFILE_LINE = re.compile(
     r"(?:\[(?P<address>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(?:\s+slots\s*=\s*(?P<slots>[0-9]{1,9}))?"
 )
 
-_AS_NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV  # With the interface of a link-local address.
-
 
 @dataclass(frozen=True)
 class Host:
@@ -104,27 +102,17 @@ def parse_hostfile(path: str) -> list[Host]:
     return _merge(hosts)
 
 
-def _is_address_of_this_machine(address: str) -> bool:
-    """Whether an interface here holds an address; that a socket can be bound to it says less (ip_nonlocal_bind)."""
-    import psutil
-
-    wanted = ipaddress.ip_address(address)
-    return wanted.is_loopback or any(
-        entry.family in (socket.AF_INET, socket.AF_INET6) and ipaddress.ip_address(entry.address) == wanted
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-    )
-
-
 def is_local(name: str) -> bool:
     """Whether a host name or address is this machine. A name that is not known here may be one that ssh knows."""
     if name.lower() in ("localhost", "127.0.0.1", "::1", socket.gethostname().lower()):
         return True
+    from horovod.common.rendezvous.addresses import is_of_this_machine, resolve
+
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):
+        found = resolve(name, 0)
+    except OSError:
         return False
-    return any(_is_address_of_this_machine(socket.getnameinfo(address, _AS_NUMBERS)[0]) for *_, address in found)
+    return any(is_of_this_machine(address) for _, address in found)
 
 
 def assign_slots(hosts: Sequence[Host], size: int) -> list[Slot]:

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.rendezvous.caller import Address
@@ -102,8 +103,8 @@ def own_address_for_others(interface: str | None) -> str:
     """
     if interface is None:
         with contextlib.suppress(OSError):
-            for family, address in resolve(socket.gethostname(), 0):
-                if not _is_loopback(address) and _is_own(family, address):
+            for _, address in resolve(socket.gethostname(), 0):
+                if not _is_loopback(address) and is_of_this_machine(address):
                     return str(address[0])
     own = own_addresses([interface] if interface else [])
     if not own:
@@ -116,14 +117,22 @@ def _is_loopback(address: tuple[object, ...]) -> bool:
     return ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
 
 
-def _is_own(family: socket.AddressFamily, address: tuple[object, ...]) -> bool:
-    """Whether this machine has it itself: a host's name may lead to a gateway before it, or to what it had once."""
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
+def is_of_this_machine(address: Any) -> bool:
+    """Whether it is a loopback address, or an interface here holds it.
+
+    A host's name may lead to a gateway before it, or to what it had once. That a socket can be bound to an address says
+    less (net.ipv4.ip_nonlocal_bind).
+    """
+    import psutil
+
+    # With the scope of a link-local one.
+    text, _ = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
+    wanted = ipaddress.ip_address(text)
+    return wanted.is_loopback or any(
+        entry.family in (socket.AF_INET, socket.AF_INET6) and ipaddress.ip_address(entry.address) == wanted
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+    )
 
 
 def listen_at(host: str, port: int) -> socket.socket:
