@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def leaves_nothing_behind() -> Iterator[None]:
     new = {name for name in _left_over() - before if "horovod" in name or "hvd" in name}
     if new:
         wait_until(lambda: not new & _left_over(), f"gone after the test: {new}", 40)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def files_of_open_mpi() -> Iterator[None]:
+    """A process of Open MPI that no mpirun has started leaves a file behind, which would be in /dev/shm.
+
+    Whoever uses PyTorch Lightning is one, since that looks whether there is MPI.
+    """
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OMPI_MCA_btl_sm_backing_directory", place)
+        yield
 
 
 @pytest.fixture(autouse=True)
